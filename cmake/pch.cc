@@ -1,0 +1,1 @@
+// The object behind the shared precompiled header.

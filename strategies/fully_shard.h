@@ -1,0 +1,90 @@
+// Shards an unmodified LibTorch module in place.
+//
+//   for (auto& block : *model->blocks) cleave::fully_shard(*block, mesh);   // inner modules first
+//   cleave::fully_shard(*model, mesh);                                      // the rest is one group
+//   torch::optim::AdamW optimizer(model->parameters(), 3e-4);               // sharded DTensors
+//   loss.backward(); optimizer.step(); optimizer.zero_grad();
+//
+// Every call makes one group of the module's parameters that no earlier call took. Afterwards
+// module.parameters() yields sharded DTensors (what the optimizer steps); the module's own members
+// (`linear->weight`) are gathered when an op touches them, in forward and in backward. Gradients
+// arrive as the mean over all ranks of the mesh in the DTensor's grad().
+// Every call here is collective: all ranks of the mesh, in the same order.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device_mesh.h"
+#include "strategies/strategy.h"
+
+namespace cleave {
+
+struct FullyShardOptions {
+  Strategy strategy = Strategy::FULL_SHARD;
+  // Gather the next group of the recorded order while the current one computes.
+  bool prefetch = true;
+};
+
+// mesh: 1-D (the shard axis), or 2-D {replicate, shard} with HYBRID_SHARD. Initial values: each
+// rank's own (broadcast_parameters() makes them equal). Throws, on all ranks and before anything is
+// changed, when the ranks' parameters differ in name, shape or dtype, when a parameter is not
+// floating, not contiguous, or of another dtype than its group, and when the mesh does not fit.
+// HYBRID_SHARD on a 1-D mesh: one replica.
+void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh,
+                 const FullyShardOptions& options = {});
+
+// Copies rank 0's values to all ranks (parameters after fully_shard: of each shard's replicas and
+// whole values through an unshard scope). Collective.
+void broadcast_parameters(torch::nn::Module& module);
+
+// Scope: the module's groups (its own and its children's) are whole and may be read and, on every
+// rank alike, written; on leaving, what was written goes to the shards. Collective on entry.
+class Unshard {
+ public:
+  explicit Unshard(torch::nn::Module& module);
+  ~Unshard();
+  Unshard(const Unshard&) = delete;
+  Unshard& operator=(const Unshard&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Scope for all but the last micro-batch of an optimizer step. NO_SHARD and SHARD_OPTIMIZER keep their
+// whole gradients local (no traffic); SHARD_GRAD_OP and FULL_SHARD reduce-scatter every micro-batch
+// and add up the shards; HYBRID_SHARD reduce-scatters inside and leaves the all-reduce across replicas
+// to the backward outside the scope. Gradients add up as plain backward calls do: divide the loss by k
+// for a mean over micro-batches.
+class NoSync {
+ public:
+  explicit NoSync(torch::nn::Module& module);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Back to the state between two steps after an exception in forward or backward: releases what is
+// gathered and drops pending gradients. Local; all ranks should call it.
+void reset(torch::nn::Module& module);
+
+// Bytes this rank holds for a sharded module, by kind.
+struct MemoryStats {
+  int64_t parameter_bytes = 0;        // shards, or whole parameters where the strategy keeps them
+  int64_t gradient_bytes = 0;         // persistent gradient buffers
+  int64_t live_unsharded_bytes = 0;   // gathered now, beyond parameter_bytes
+  int64_t peak_unsharded_bytes = 0;   // highest live_unsharded_bytes so far
+  int64_t largest_group_bytes = 0;    // padded bytes of the largest group
+  int64_t padded_bytes = 0;           // Psi: padded bytes of all groups together
+};
+MemoryStats memory_stats(const torch::nn::Module& module);
+
+}  // namespace cleave
