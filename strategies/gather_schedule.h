@@ -1,0 +1,64 @@
+// Which groups of a model are gathered, and when: shared by all groups under one root module.
+//
+// Groups whose parameters are sharded (FULL_SHARD, HYBRID_SHARD) share a budget of kLiveGroups
+// gathered groups: the one in use and the next. The order in which groups are touched is recorded
+// during an iteration (forward and backward); the next iteration uses it to gather the next group ahead
+// and to choose which one must go: the one whose next use is farthest away. The first iteration
+// releases the least recently used. All ranks see the same order, so all decide alike.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "strategies/buffer_pool.h"
+
+namespace cleave {
+
+class FaultHandler;
+class ParamGroup;
+
+class GatherSchedule {
+ public:
+  static constexpr int kLiveGroups = 2;
+
+  // `group` is about to be used: makes it present, releases what the budget does not allow, starts
+  // gathering the next one.
+  void enter(ParamGroup& group);
+  void gathered(ParamGroup& group);  // bookkeeping, called by the group
+  void released(ParamGroup& group);
+
+  // A backward pass of the autograd engine reached a gradient of one of the groups.
+  void in_backward();
+  // The end of a backward pass: reduces groups with missing gradients, releases everything.
+  void end_backward();
+  // After an exception.
+  void reset();
+
+  // Takes over all groups of `other`.
+  void merge(GatherSchedule& other);
+  void add(ParamGroup* group);
+  void remove(ParamGroup* group);
+
+  FaultHandler** last_touched() { return &last_touched_; }
+  BufferPool& pool() { return pool_; }
+  const std::vector<ParamGroup*>& groups() const { return groups_; }
+
+  bool sync_gradients = true;  // false inside a NoSync scope
+  int64_t live_bytes = 0;      // of groups gathered beyond what their strategy keeps
+  int64_t peak_live_bytes = 0;
+
+ private:
+  void make_room(const ParamGroup& entering);
+  size_t next_use(const ParamGroup* group) const;  // distance in the recorded order
+  void follow_order(const ParamGroup* group);
+
+  std::vector<ParamGroup*> groups_;  // in the order of fully_shard calls
+  std::vector<ParamGroup*> live_;    // sharded groups that are gathered, least recently used first
+  std::vector<ParamGroup*> order_, recording_;
+  size_t cursor_ = 0;  // the expected next touch in order_
+  FaultHandler* last_touched_ = nullptr;
+  int backward_id_ = -1;  // of the autograd engine's pass whose end we wait for
+  BufferPool pool_;
+};
+
+}  // namespace cleave

@@ -1,0 +1,168 @@
+// ParamGroup's gradient half: collect, reduce, publish. See param_group.h for the names.
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "core/dtensor.h"
+#include "strategies/param_group.h"
+
+namespace cleave {
+
+int ParamGroup::trainable() const {
+  int count = 0;
+  for (const auto& param : params_) count += param.sharded.requires_grad() ? 1 : 0;
+  return count;
+}
+
+// The first gradient since the last publication.
+void ParamGroup::begin_accumulation() {
+  accumulating_ = true;
+  bool kept = false;
+  for (const auto& param : params_) kept |= param.sharded.grad().defined();
+  if (!kept) return;
+  // The user did not zero the gradients: they add up, as in plain LibTorch.
+  carry_ = reduced_.clone();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].sharded.grad().defined()) {
+      params_[i].accumulated = true;
+      continue;
+    }
+    const int64_t begin = replicated_ ? layout_.offsets[i] : layout_.shard_begin(i, shard_rank());
+    const int64_t end = replicated_ ? layout_.offsets[i + 1] : layout_.shard_end(i, shard_rank());
+    carry_.narrow(0, begin, end - begin).zero_();
+  }
+}
+
+void ParamGroup::write_gradient(Param& param, size_t index, const at::Tensor& grad) {
+  TORCH_CHECK(grad.scalar_type() == options_of_flat_.dtype().toScalarType(), "cleave: the gradient of '",
+              param.name, "' is ", grad.scalar_type(), ", the parameter ", options_of_flat_.dtype());
+  // Earlier micro-batches wait in the whole buffer only where the strategy keeps it.
+  const bool add = keeps_gradient_ && param.accumulated && reduced_holds_terms_;
+  const int64_t offset = layout_.offsets[index];
+  const int64_t numel = layout_.offsets[index + 1] - offset;
+  if (!add && grad.is_cpu() && grad.is_contiguous() && numel > 0) {
+    std::memcpy(static_cast<char*>(gradient_.mutable_data_ptr()) + offset * static_cast<int64_t>(element_size_),
+                grad.const_data_ptr(), static_cast<size_t>(numel) * element_size_);
+    return;
+  }
+  at::Tensor target = gradient_.narrow(0, offset, numel).view(param.sizes);
+  if (add) {
+    target.add_(grad);
+  } else {
+    target.copy_(grad);
+  }
+}
+
+void ParamGroup::gradient_arrived(int index) {
+  NoFaultGuard below;
+  c10::NoGradGuard no_grad;
+  schedule_->in_backward();
+  auto& param = params_[static_cast<size_t>(index)];
+  at::Tensor member(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member));
+  at::Tensor grad = std::move(member.mutable_grad());
+  member.mutable_grad() = {};
+  if (!grad.defined()) return;
+  if (!accumulating_) begin_accumulation();
+  if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, options_of_flat_);
+  TORCH_CHECK(!param.arrived, "cleave: parameter '", param.name,
+              "' got two gradients in one backward pass; recomputing a part of the graph in its own backward is "
+              "not supported");
+  write_gradient(param, static_cast<size_t>(index), grad);
+  param.arrived = true;
+  param.accumulated = true;
+  if (++arrived_ == trainable()) reduce();
+}
+
+void ParamGroup::finish_backward() {
+  if (arrived_ == 0) return;
+  NoFaultGuard below;
+  c10::NoGradGuard no_grad;
+  reduce();
+}
+
+void ParamGroup::reduce() {
+  // What has no gradient in this pass contributes zeros (or, kept whole, what earlier ones left).
+  const bool adds_up = keeps_gradient_ && reduced_holds_terms_;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    auto& param = params_[i];
+    if (!param.arrived && !adds_up) {
+      gradient_.narrow(0, layout_.offsets[i], layout_.offsets[i + 1] - layout_.offsets[i]).zero_();
+    }
+    param.arrived = false;
+  }
+  arrived_ = 0;
+  if (layout_.padded > layout_.offsets.back()) {
+    gradient_.narrow(0, layout_.offsets.back(), layout_.padded - layout_.offsets.back()).zero_();
+  }
+  release();
+  if (reduces_at_boundary()) {
+    reduced_holds_terms_ = true;
+    if (!schedule_->sync_gradients) return;
+    const double scale = replica_group_ ? 1.0 : scale_;
+    if (replicated_) {
+      shard_group_->all_reduce(gradient_, ReduceOp::kSum, scale).wait();
+    } else {
+      shard_group_->reduce_scatter(reduced_, gradient_, ReduceOp::kSum, scale).wait();
+    }
+  } else {
+    reduce_shards();
+    if (replica_group_ && !schedule_->sync_gradients) return;
+  }
+  if (replica_group_) replica_group_->all_reduce(reduced_, ReduceOp::kSum, scale_).wait();
+  // Without replicas each micro-batch's shard is complete, and the sum so far may be seen.
+  if (!replica_group_ && !reduces_at_boundary() && !schedule_->sync_gradients) return;
+  publish();
+}
+
+// SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD: the whole gradients go back to the pool at once.
+void ParamGroup::reduce_shards() {
+  const double scale = replica_group_ ? 1.0 : scale_;
+  at::Tensor whole = gradient_.narrow(0, 0, layout_.padded);
+  if (reduced_holds_terms_) {
+    at::Tensor chunk = whole.narrow(0, shard_rank() * layout_.shard, layout_.shard);
+    shard_group_->reduce_scatter(chunk, whole, ReduceOp::kSum, scale).wait();
+    reduced_.add_(chunk);
+  } else {
+    shard_group_->reduce_scatter(reduced_, whole, ReduceOp::kSum, scale).wait();
+  }
+  reduced_holds_terms_ = true;
+  schedule_->pool().release(std::move(gradient_));
+  gradient_ = {};
+}
+
+void ParamGroup::publish() {
+  if (carry_.defined()) {
+    reduced_.add_(carry_);
+    carry_ = {};
+  }
+  for (auto& param : params_) {
+    if (param.accumulated) param.sharded.mutable_grad() = param.sharded_grad;
+    param.accumulated = false;
+  }
+  accumulating_ = false;
+  reduced_holds_terms_ = false;
+}
+
+void ParamGroup::drop_unfinished() {
+  for (auto& param : params_) {
+    param.arrived = false;
+    if (param.fault.alive()) {
+      at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member)).mutable_grad() = {};
+    }
+  }
+  arrived_ = 0;
+  if (!keeps_gradient_ && gradient_.defined()) {
+    schedule_->pool().release(std::move(gradient_));
+    gradient_ = {};
+  }
+}
+
+void ParamGroup::drop_accumulated() {
+  for (auto& param : params_) param.accumulated = false;
+  accumulating_ = false;
+  reduced_holds_terms_ = false;
+  carry_ = {};
+}
+
+}  // namespace cleave

@@ -1,0 +1,47 @@
+#include "strategies/module_params.h"
+
+#include <algorithm>
+
+#include "strategies/group_of_param.h"
+
+namespace cleave {
+namespace {
+
+// The registry is protected; a derived class may name it.
+struct Registry : torch::nn::Module {
+  static torch::OrderedDict<std::string, at::Tensor>& of(torch::nn::Module& module) {
+    return module.*(&Registry::parameters_);
+  }
+};
+
+void collect(torch::nn::Module& module, const std::string& prefix, std::vector<ParamEntry>& entries) {
+  for (const auto& item : Registry::of(module)) {
+    if (item.value().defined()) entries.push_back({&module, item.key(), prefix + item.key()});
+  }
+  for (const auto& child : module.named_children()) {
+    collect(*child.value(), prefix + child.key() + ".", entries);
+  }
+}
+
+}  // namespace
+
+const at::Tensor& ParamEntry::tensor() const { return Registry::of(*owner)[key]; }
+
+void ParamEntry::set(at::Tensor tensor) const { Registry::of(*owner)[key] = std::move(tensor); }
+
+std::vector<ParamEntry> collect_params(torch::nn::Module& module) {
+  std::vector<ParamEntry> entries;
+  collect(module, "", entries);
+  return entries;
+}
+
+std::vector<std::shared_ptr<ParamGroup>> groups_of(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<ParamGroup>> groups;
+  for (const auto& parameter : module.parameters()) {
+    auto group = group_of(parameter);
+    if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+  }
+  return groups;
+}
+
+}  // namespace cleave

@@ -1,0 +1,191 @@
+#include "strategies/param_group.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+
+#include "core/dtensor.h"
+#include "strategies/group_of_param.h"
+
+namespace cleave {
+
+std::shared_ptr<ParamGroup> ParamGroup::make(std::vector<std::string> names, std::vector<at::Tensor> members,
+                                             const DeviceMesh& mesh, const FullyShardOptions& options,
+                                             std::shared_ptr<GatherSchedule> schedule) {
+  std::shared_ptr<ParamGroup> group(new ParamGroup(mesh, options, std::move(schedule)));
+  group->build(std::move(names), std::move(members));
+  return group;
+}
+
+ParamGroup::ParamGroup(const DeviceMesh& mesh, const FullyShardOptions& options,
+                       std::shared_ptr<GatherSchedule> schedule)
+    : mesh_(mesh), options_(options), schedule_(std::move(schedule)) {
+  shard_group_ = mesh.group_ptr(mesh.ndim() - 1);
+  if (mesh.ndim() == 2 && mesh.size(0) > 1) replica_group_ = mesh.group_ptr(0);
+  const bool alone = shard_group_->size() == 1;  // the shard is the whole
+  keeps_whole_ = alone || zero_stage(options.strategy) < 3;
+  keeps_gradient_ = alone || zero_stage(options.strategy) < 2;
+  replicated_ = options.strategy == Strategy::NO_SHARD;
+  scale_ = 1.0 / static_cast<double>(mesh.size());
+  last_touched_ = schedule_->last_touched();
+  schedule_->add(this);
+}
+
+ParamGroup::~ParamGroup() {
+  if (state_ == State::kPresent && !keeps_whole_) schedule_->released(*this);
+  schedule_->remove(this);
+}
+
+void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> members) {
+  c10::NoGradGuard no_grad;
+  std::vector<int64_t> numels;
+  for (const auto& member : members) numels.push_back(member.numel());
+  const int64_t ranks = shard_group_->size();
+  const int64_t rank = shard_group_->rank();
+  layout_ = FlatLayout(numels, ranks);
+  options_of_flat_ = members[0].options().requires_grad(false);
+  element_size_ = members[0].element_size();
+
+  at::Tensor whole = at::zeros({layout_.padded}, options_of_flat_);
+  for (size_t i = 0; i < members.size(); ++i) {
+    whole.narrow(0, layout_.offsets[i], numels[i]).copy_(members[i].detach().reshape(-1));
+  }
+  at::Tensor own = whole.narrow(0, rank * layout_.shard, layout_.shard);
+  if (keeps_whole_) {
+    whole_ = whole;
+    shard_ = replicated_ ? whole : own;
+  } else {
+    shard_ = own.clone();
+  }
+  if (keeps_gradient_) {
+    gradient_ = at::zeros({layout_.padded}, options_of_flat_);
+    reduced_ = replicated_ ? gradient_ : gradient_.narrow(0, rank * layout_.shard, layout_.shard);
+  } else {
+    reduced_ = at::zeros({layout_.shard}, options_of_flat_);
+  }
+  version_ = shard_.unsafeGetTensorImpl()->version_counter();
+
+  const auto dtype = options_of_flat_.dtype().toScalarType();
+  for (size_t i = 0; i < members.size(); ++i) {
+    auto& param = params_.emplace_back();
+    param.name = names[i];
+    param.sizes = members[i].sizes().vec();
+    param.member = members[i].unsafeGetTensorImpl();
+    Placements placements(static_cast<size_t>(mesh_.ndim()), Replicate());
+    at::Tensor local, local_grad;
+    if (replicated_) {
+      local = whole_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
+      local_grad = gradient_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
+    } else {
+      placements.back() = RaggedShard(layout_.bounds(i));
+      const int64_t begin = layout_.shard_begin(i, rank);
+      const int64_t size = layout_.shard_end(i, rank) - begin;
+      local = shard_.narrow(0, begin, size);
+      local_grad = reduced_.narrow(0, begin, size);
+    }
+    auto spec = std::make_shared<const DTensorSpec>(mesh_, placements, param.sizes, dtype);
+    param.sharded = make_dtensor(local, spec);
+    param.sharded.unsafeGetTensorImpl()->set_version_counter(version_);
+    param.sharded.set_requires_grad(members[i].requires_grad());
+    param.sharded_grad = make_dtensor(local_grad, spec);
+    attach_group(param.sharded, shared_from_this());
+    attach_gradient_hook(members[i], *this, static_cast<int>(i));
+    param.fault.attach(members[i], this, static_cast<int>(i), shared_from_this(), param.sharded);
+    param.fault.set_name(param.name);
+  }
+  if (keeps_whole_) {
+    // The initial values are each rank's own, present and fresh.
+    point_members();
+    state_ = State::kPresent;
+    present_ = true;
+    seen_version_ = version_.current_version();
+  }
+}
+
+void ParamGroup::set_schedule(std::shared_ptr<GatherSchedule> schedule) {
+  schedule_ = std::move(schedule);
+  last_touched_ = schedule_->last_touched();
+}
+
+void ParamGroup::touch(int) { schedule_->enter(*this); }
+
+void ParamGroup::sync_requires_grad(int index) {
+  auto& param = params_[static_cast<size_t>(index)];
+  if (param.fault.alive()) param.member->set_requires_grad(param.sharded.requires_grad());
+}
+
+void ParamGroup::check_writable(int index, const char* op) const {
+  TORCH_CHECK(writers_ > 0, "cleave: ", op, " would write to parameter '", params_[static_cast<size_t>(index)].name,
+              "', which is sharded over mesh ", mesh_.str(),
+              ": the change would be lost. Write inside a cleave::Unshard scope, or to the DTensor of "
+              "module.parameters().");
+}
+
+bool ParamGroup::up_to_date() const {
+  return state_ != State::kReleased && (replicated_ || seen_version_ == version_.current_version());
+}
+
+void ParamGroup::point_members() {
+  auto* base = static_cast<char*>(whole_.mutable_data_ptr());
+  for (size_t i = 0; i < params_.size(); ++i) {
+    params_[i].fault.set_memory(base + layout_.offsets[i] * static_cast<int64_t>(element_size_));
+  }
+}
+
+void ParamGroup::start_gather() {
+  NoFaultGuard below;
+  c10::NoGradGuard no_grad;
+  if (state_ == State::kGathering) finish_gather();
+  if (!keeps_whole_ && state_ == State::kReleased) {
+    whole_ = schedule_->pool().acquire(layout_.padded, options_of_flat_);
+    schedule_->gathered(*this);
+  }
+  seen_version_ = version_.current_version();
+  present_ = false;
+  state_ = State::kGathering;
+  if (!replicated_) gather_ = shard_group_->all_gather(whole_.narrow(0, 0, layout_.padded), shard_);
+}
+
+void ParamGroup::finish_gather() {
+  if (state_ == State::kPresent) {
+    seen_version_ = version_.current_version();
+    return;
+  }
+  TORCH_INTERNAL_ASSERT(state_ == State::kGathering, "finish_gather on a released group");
+  gather_.wait();
+  if (!keeps_whole_) point_members();
+  state_ = State::kPresent;
+  present_ = true;
+}
+
+void ParamGroup::release() {
+  if (keeps_whole_ || state_ == State::kReleased) return;
+  if (state_ == State::kGathering) gather_.wait();
+  for (auto& param : params_) param.fault.clear_memory();
+  schedule_->pool().release(std::move(whole_));
+  whole_ = {};
+  state_ = State::kReleased;
+  present_ = false;
+  schedule_->released(*this);
+}
+
+void ParamGroup::end_write() {
+  if (--writers_ > 0 || keeps_whole_) return;
+  TORCH_INTERNAL_ASSERT(state_ == State::kPresent, "a group was released inside an Unshard scope");
+  c10::NoGradGuard no_grad;
+  shard_.copy_(whole_.narrow(0, shard_rank() * layout_.shard, layout_.shard));
+  seen_version_ = version_.current_version();
+}
+
+int64_t ParamGroup::parameter_bytes() const {
+  const int64_t elements = keeps_whole_ ? layout_.padded : layout_.shard;
+  return elements * static_cast<int64_t>(element_size_);
+}
+
+int64_t ParamGroup::gradient_bytes() const {
+  const int64_t elements = keeps_gradient_ ? layout_.padded : layout_.shard;
+  return elements * static_cast<int64_t>(element_size_);
+}
+
+}  // namespace cleave

@@ -1,0 +1,129 @@
+// The parameters of one fully_shard call: one flat buffer, one state machine for all strategies.
+//
+// Names of every form a parameter takes (P: bytes of the group's padded flat buffer, N: shard ranks):
+//   member     module->weight, a view of the whole buffer; has memory only while the group is present
+//   whole      flat buffer of all members                P, kept by NO_SHARD, SHARD_OPTIMIZER and
+//                                                        SHARD_GRAD_OP; from the pool otherwise
+//   shard      this rank's range of the whole            P/N (inside `whole` where that is kept)
+//   sharded    the DTensor of parameters(), a view of the shard: what the optimizer steps
+//   gradient   flat buffer of all members' gradients     P, kept by NO_SHARD and SHARD_OPTIMIZER; from
+//                                                        the pool, first to last gradient, otherwise
+//   reduced    this rank's range of the mean gradient    P/N (inside `gradient` where that is kept)
+//
+// Parameter states and their legal edges (others are internal errors):
+//   kReleased -> start_gather -> kGathering -> finish_gather -> kPresent -> release -> kReleased
+//   kPresent -> start_gather (stale: the optimizer has written the shard) -> kGathering
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/device_mesh.h"
+#include "core/param_fault.h"
+#include "strategies/flat_layout.h"
+#include "strategies/fully_shard.h"
+#include "strategies/gather_schedule.h"
+
+namespace cleave {
+
+class ParamGroup final : public FaultHandler, public std::enable_shared_from_this<ParamGroup> {
+ public:
+  struct Param {
+    std::string name;
+    at::Tensor sharded;        // the DTensor that parameters() yields
+    at::Tensor sharded_grad;   // a view of `reduced`; becomes sharded.grad()
+    c10::TensorImpl* member;   // not owned: valid while fault.alive()
+    FaultableParam fault;
+    std::vector<int64_t> sizes;
+    bool arrived = false;      // its gradient came in this backward pass
+    bool accumulated = false;  // its gradient is part of what will be published
+  };
+
+  // Takes over `members` (contiguous, same dtype and device). Local.
+  static std::shared_ptr<ParamGroup> make(std::vector<std::string> names, std::vector<at::Tensor> members,
+                                          const DeviceMesh& mesh, const FullyShardOptions& options,
+                                          std::shared_ptr<GatherSchedule> schedule);
+  ~ParamGroup() override;
+
+  // FaultHandler
+  void touch(int index) override;
+  void sync_requires_grad(int index) override;
+  void pin() override { ++pins_; }
+  void unpin() override { --pins_; }
+  void check_writable(int index, const char* op) const override;
+
+  // Parameters
+  bool up_to_date() const;            // present or being gathered, and not stale
+  bool keeps_whole() const { return keeps_whole_; }
+  bool pinned() const { return pins_ > 0; }
+  bool prefetch() const { return options_.prefetch; }
+  void start_gather();                // collective over the shard group
+  void finish_gather();
+  void release();
+  void begin_write() { ++writers_; }  // an Unshard scope
+  void end_write();                   // takes what was written into the shard
+
+  // Gradients
+  void gradient_arrived(int index);   // from autograd, after the member's grad() was accumulated
+  void finish_backward();             // reduces what arrived if the pass ended with some missing
+  void drop_unfinished();             // forget gradients of a pass that threw
+  void drop_accumulated();            // and those of earlier micro-batches
+
+  int64_t padded_bytes() const { return layout_.padded * static_cast<int64_t>(element_size_); }
+  int64_t parameter_bytes() const;
+  int64_t gradient_bytes() const;
+  std::deque<Param>& params() { return params_; }
+  const FlatLayout& layout() const { return layout_; }
+  const at::Tensor& shard() const { return shard_; }
+  const at::Tensor& reduced() const { return reduced_; }
+  int64_t shard_rank() const { return shard_group_->rank(); }
+  ProcessGroup& shard_group() { return *shard_group_; }
+  ProcessGroup* replica_group() { return replica_group_.get(); }
+  const std::shared_ptr<GatherSchedule>& schedule() const { return schedule_; }
+  void set_schedule(std::shared_ptr<GatherSchedule> schedule);
+  const DeviceMesh& mesh() const { return mesh_; }
+  Strategy strategy() const { return options_.strategy; }
+  at::Tensor whole() const { return whole_.narrow(0, 0, layout_.padded); }  // while present
+
+ private:
+  enum class State { kReleased, kGathering, kPresent };
+  ParamGroup(const DeviceMesh& mesh, const FullyShardOptions& options, std::shared_ptr<GatherSchedule>);
+  void build(std::vector<std::string> names, std::vector<at::Tensor> members);
+  void point_members();
+  bool reduces_at_boundary() const { return keeps_gradient_; }
+  void write_gradient(Param& param, size_t index, const at::Tensor& grad);
+  void begin_accumulation();
+  void reduce();
+  void reduce_shards();
+  void publish();
+  int trainable() const;
+
+  DeviceMesh mesh_;
+  FullyShardOptions options_;
+  std::shared_ptr<GatherSchedule> schedule_;
+  ProcessGroupPtr shard_group_, replica_group_;  // the latter null without replicas
+  bool keeps_whole_ = false;
+  bool keeps_gradient_ = false;
+  bool replicated_ = false;  // NO_SHARD: every rank steps everything
+  double scale_ = 1.0;       // 1 / ranks of the mesh: gradients are means
+
+  FlatLayout layout_;
+  std::deque<Param> params_;
+  at::TensorOptions options_of_flat_;
+  size_t element_size_ = 0;
+  at::Tensor whole_, shard_, gradient_, reduced_;
+  at::Tensor carry_;  // gradients that the user kept over a step, to be added to the next ones
+  State state_ = State::kReleased;
+  Work gather_;
+  int pins_ = 0;
+  int writers_ = 0;
+  int arrived_ = 0;
+  bool accumulating_ = false;        // `gradient` or `reduced` holds earlier micro-batches
+  bool reduced_holds_terms_ = false;  // of earlier micro-batches, not yet summed over replicas
+};
+
+}  // namespace cleave
