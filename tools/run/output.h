@@ -9,7 +9,7 @@ namespace cleave::run {
 // Bytes of one stream in, whole prefixed lines out. A line ends with '\n' or, for progress bars, '\r'.
 class LinePrefixer {
  public:
-  explicit LinePrefixer(int rank) : prefix_("[" + std::to_string(rank) + "] ") {}
+  explicit LinePrefixer(int rank) { prefix_.append("[").append(std::to_string(rank)).append("] "); }
 
   // The lines that are complete now, prefixed.
   std::string add(std::string_view bytes);
