@@ -119,6 +119,18 @@ void ensure_registered() {
 
 }  // namespace
 
+namespace {
+
+// Changes address and size under the same context.
+void point_to(c10::StorageImpl* storage, void* memory, size_t nbytes, void* context) {
+  auto& data = storage->_mutable_data_ptr_no_checks();
+  const auto device = data.device();
+  data = c10::DataPtr(memory, context, context ? &FaultContext::drop : &c10::detail::deleteNothing, device);
+  storage->set_nbytes(nbytes);
+}
+
+}  // namespace
+
 void FaultableParam::attach(const at::Tensor& param, FaultHandler* handler, int index,
                             std::shared_ptr<void> keep_alive, const at::Tensor& sharded) {
   ensure_registered();
@@ -147,18 +159,6 @@ void FaultableParam::attach(const at::Tensor& param, FaultHandler* handler, int 
   auto& keys = KeySetAccess::of(impl);
   keys = keys.add(kFaultKey);
 }
-
-namespace {
-
-// Changes address and size under the same context.
-void point_to(c10::StorageImpl* storage, void* memory, size_t nbytes, void* context) {
-  auto& data = storage->_mutable_data_ptr_no_checks();
-  const auto device = data.device();
-  data = c10::DataPtr(memory, context, context ? &FaultContext::drop : &c10::detail::deleteNothing, device);
-  storage->set_nbytes(nbytes);
-}
-
-}  // namespace
 
 void FaultableParam::set_memory(void* memory) {
   if (storage_ == nullptr) return;
