@@ -1,8 +1,6 @@
-#include "examples/gpt/model.h"
+#include "gpt/model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-
-#include <utility>
 
 namespace gpt {
 namespace {
@@ -52,30 +50,29 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
   return y + mlp->forward(norm2->forward(y));
 }
 
-DecoderImpl::DecoderImpl(const ModelConfig& config)
+DecoderLMImpl::DecoderLMImpl(const ModelConfig& config)
     : tok(register_module("tok", torch::nn::Embedding(config.vocab, config.hidden))),
       pos(register_module("pos", torch::nn::Embedding(config.seq, config.hidden))),
-      blocks_(register_module("blocks", torch::nn::ModuleList())),
+      blocks(register_module("blocks", torch::nn::ModuleList())),
       norm(nullptr),
       head(nullptr) {
   for (int64_t i = 0; i < config.layers; ++i) {
-    block_list_.emplace_back(config.hidden, config.heads);
-    blocks_->push_back(block_list_.back());
+    blocks->push_back(Block(config.hidden, config.heads));
   }
   norm = register_module("norm", layer_norm(config.hidden));
   head = register_module("head", linear(config.hidden, config.vocab));
 }
 
-at::Tensor DecoderImpl::forward(const at::Tensor& tokens) {
+at::Tensor DecoderLMImpl::forward(const at::Tensor& tokens) {
   auto positions = at::arange(tokens.size(1), tokens.options()).unsqueeze(0);
   auto x = tok->forward(tokens) + pos->forward(positions);
-  for (auto& block : block_list_) {
-    x = block->forward(x);
+  for (const auto& block : *blocks) {
+    x = static_cast<BlockImpl&>(*block).forward(x);
   }
   return head->forward(norm->forward(x));
 }
 
-void init_weights(torch::nn::Module& model, uint64_t seed) {
+void initialize(torch::nn::Module& model, uint64_t seed) {
   at::NoGradGuard no_grad;
   auto generator = at::detail::createCPUGenerator(seed);
   for (auto& parameter : model.parameters()) {
@@ -83,6 +80,14 @@ void init_weights(torch::nn::Module& model, uint64_t seed) {
       parameter.normal_(0.0, 0.02, generator);
     }
   }
+}
+
+int64_t count_parameters(const torch::nn::Module& model) {
+  int64_t count = 0;
+  for (const auto& parameter : model.parameters()) {
+    count += parameter.numel();
+  }
+  return count;
 }
 
 at::Tensor lm_loss(const at::Tensor& logits, const at::Tensor& targets) {

@@ -1,10 +1,10 @@
 // A decoder-only transformer in plain LibTorch: pre-norm, learned positions, head not tied to the
-// embedding. It knows nothing of Cleave; main.cc wraps it.
+// embedding. It knows nothing of Cleave; train/sharding.cc shards it.
 #pragma once
 
 #include <torch/torch.h>
 
-#include <vector>
+#include <cstdint>
 
 namespace gpt {
 
@@ -50,24 +50,23 @@ class BlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-class DecoderImpl : public torch::nn::Module {
+class DecoderLMImpl : public torch::nn::Module {
  public:
-  explicit DecoderImpl(const ModelConfig& config);
+  explicit DecoderLMImpl(const ModelConfig& config);
   // tokens: int64 [batch, at most seq]; returns logits [batch, length, vocab].
   at::Tensor forward(const at::Tensor& tokens);
-  const std::vector<Block>& blocks() const { return block_list_; }
 
- private:
   torch::nn::Embedding tok, pos;
-  torch::nn::ModuleList blocks_;
-  std::vector<Block> block_list_;  // the entries of blocks_, typed
+  torch::nn::ModuleList blocks;
   torch::nn::LayerNorm norm;
   torch::nn::Linear head;
 };
-TORCH_MODULE(Decoder);
+TORCH_MODULE(DecoderLM);
 
 // N(0, 0.02) for every matrix, from one CPU generator, in parameter order: the same weights on every rank.
-void init_weights(torch::nn::Module& model, uint64_t seed);
+void initialize(torch::nn::Module& model, uint64_t seed);
+
+int64_t count_parameters(const torch::nn::Module& model);
 
 // Mean cross entropy per token.
 at::Tensor lm_loss(const at::Tensor& logits, const at::Tensor& targets);

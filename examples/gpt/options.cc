@@ -1,175 +1,187 @@
-#include "examples/gpt/options.h"
+#include "gpt/options.h"
+
+#include <absl/flags/flag.h>
+#include <absl/flags/parse.h>
+#include <absl/flags/usage.h>
 
 #include <algorithm>
 #include <map>
-#include <stdexcept>
 
-#include "absl/flags/flag.h"
-#include "absl/strings/ascii.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "strategies/strategy.h"
 
-using Text = std::string;
-
-ABSL_FLAG(Text, strategy, "FULL_SHARD",
+ABSL_FLAG(std::string, strategy, "FULL_SHARD",
           "NO_SHARD, SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, or none: one plain process");
-ABSL_FLAG(int64_t, dp, 0, "ranks of the shard axis; 0: ranks / replicas");
-ABSL_FLAG(int64_t, replicas, 1, "replicas (HYBRID_SHARD); dp * replicas must be the number of ranks");
-ABSL_FLAG(Text, backend, "auto", "auto, shm or gloo");
-ABSL_FLAG(Text, preset, "bytes", "sizes, steps and learning rate: bytes (text), tiny or base");
-ABSL_FLAG(int64_t, hidden, 0, "width of the model; 0: of the preset");
-ABSL_FLAG(int64_t, layers, 0, "blocks; 0: of the preset");
-ABSL_FLAG(int64_t, heads, 0, "attention heads; 0: of the preset");
-ABSL_FLAG(int64_t, vocab, 0, "vocabulary; 0: of the preset");
-ABSL_FLAG(int64_t, seq, 0, "tokens of a sequence; 0: of the preset");
-ABSL_FLAG(int64_t, batch, 0, "sequences per rank and micro-batch; 0: of the preset");
+ABSL_FLAG(int64_t, dp, 0, "ranks that share one copy of the model; default: all ranks / --replicas");
+ABSL_FLAG(int64_t, replicas, 1, "copies of the sharded model (HYBRID_SHARD); replicas * dp = ranks");
+ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo or nccl");
+ABSL_FLAG(std::string, device, "cpu", "cpu or cuda");
+ABSL_FLAG(bool, prefetch, true, "gather the next group while the current one computes");
+ABSL_FLAG(std::string, preset, "", "text, tiny or base; default: text, with --synthetic base");
+ABSL_FLAG(int64_t, hidden, 0, "width; default: from --preset, as are the five below");
+ABSL_FLAG(int64_t, layers, 0, "blocks");
+ABSL_FLAG(int64_t, heads, 0, "attention heads");
+ABSL_FLAG(int64_t, vocab, 0, "tokens; text is bytes and needs 256");
+ABSL_FLAG(int64_t, seq, 0, "tokens of a sequence");
+ABSL_FLAG(int64_t, batch, 0, "sequences per rank and micro-batch");
 ABSL_FLAG(int64_t, accumulation, 1, "micro-batches per optimizer step");
-ABSL_FLAG(int64_t, steps, 0, "optimizer steps; 0: of the preset");
-ABSL_FLAG(double, lr, 0, "highest learning rate; 0: of the preset");
-ABSL_FLAG(Text, schedule, "", "constant or cosine; empty: of the preset");
-ABSL_FLAG(int64_t, warmup_steps, -1, "steps of linear increase of the learning rate; -1: of the preset");
-ABSL_FLAG(uint64_t, seed, 1234, "of the weights and the data");
-ABSL_FLAG(Text, optimizer, "",
-          "fused (cleave::optim::AdamW) or adamw (torch::optim::AdamW); empty: fused, adamw without a strategy");
-ABSL_FLAG(std::vector<std::string>, data, {CLEAVE_GPT_DATA}, "files and folders of text, comma-separated");
-ABSL_FLAG(bool, synthetic, false, "one fixed batch of random tokens instead of text");
-ABSL_FLAG(Text, json, "", "append a line with the measurements to this file");
+ABSL_FLAG(int64_t, steps, 0, "optimizer steps; default: 1000, with --synthetic 12");
 ABSL_FLAG(int64_t, warmup, 3, "steps left out of the timing");
-ABSL_FLAG(int64_t, eval_every, 100, "steps between two losses of the held-out text; 0: only at the end");
-ABSL_FLAG(int64_t, sample, 200, "bytes to generate at the end");
+ABSL_FLAG(double, lr, 0, "learning rate; default: 3e-3, with --synthetic 1e-3");
+ABSL_FLAG(std::string, schedule, "", "constant or cosine; default: cosine, with --synthetic constant");
+ABSL_FLAG(int64_t, warmup_steps, -1, "linear rise of the learning rate; default: 2 % of --steps for text");
+ABSL_FLAG(uint64_t, seed, 1234, "of the weights, the data and the sample");
+ABSL_FLAG(std::string, optimizer, "",
+          "fused (cleave::optim::AdamW) or adamw (torch::optim::AdamW); default: fused, unsharded adamw");
+ABSL_FLAG(std::vector<std::string>, data, {},
+          "text files or folders, by commas or as arguments; default: LibTorch's own headers");
+ABSL_FLAG(bool, synthetic, false, "one fixed batch of random tokens, for timing and comparing losses");
+ABSL_FLAG(int64_t, validate_every, 250,
+          "optimizer steps between losses on held-out text; 0: at the end only");
+ABSL_FLAG(int64_t, validation_batches, 4, "held-out batches per rank");
+ABSL_FLAG(int64_t, sample_bytes, 300, "bytes of text to generate at the end");
+ABSL_FLAG(double, temperature, 0.8, "of the generated text");
+ABSL_FLAG(std::string, json, "", "append one line with the measurements to this file");
 
 namespace gpt {
 namespace {
 
 struct Preset {
   ModelConfig model;
-  int64_t batch, steps;
-  double lr;
-  const char* schedule;
-  int64_t warmup_steps;
+  int64_t batch;
 };
 
 const std::map<std::string, Preset>& presets() {
   static const std::map<std::string, Preset> all = {
-      {"bytes", {{.hidden = 128, .layers = 4, .heads = 4, .vocab = 256, .seq = 128}, 8, 600, 3e-3, "cosine", 40}},
-      {"tiny", {{.hidden = 64, .layers = 8, .heads = 4, .vocab = 512, .seq = 32}, 2, 12, 1e-3, "constant", 0}},
-      {"base", {{.hidden = 384, .layers = 8, .heads = 6, .vocab = 8192, .seq = 128}, 4, 12, 1e-3, "constant", 0}},
+      {"base", {{.hidden = 384, .layers = 8, .heads = 6, .vocab = 8192, .seq = 128}, 4}},
+      {"text", {{.hidden = 128, .layers = 4, .heads = 4, .vocab = 256, .seq = 128}, 8}},
+      {"tiny", {{.hidden = 64, .layers = 8, .heads = 4, .vocab = 512, .seq = 32}, 2}},
   };
   return all;
 }
 
-template <typename... Args>
-[[noreturn]] void refuse(const Args&... args) {
-  throw std::invalid_argument(absl::StrCat(args...));
+void require(bool condition, const std::string& message) {
+  if (!condition) throw UsageError(message);
 }
 
-std::string one_of(const char* flag, const std::string& value, const std::vector<std::string>& names) {
-  if (std::find(names.begin(), names.end(), value) == names.end()) {
-    refuse("--", flag, ": expected one of ", absl::StrJoin(names, ", "), ", got '", value, "'");
+// Abseil knows flags by their C++ name only.
+std::vector<std::string> underscored(int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  for (auto& argument : arguments) {
+    if (!argument.starts_with("--")) continue;
+    const auto end = std::min(argument.find('='), argument.size());
+    std::replace(argument.begin() + 2, argument.begin() + static_cast<std::ptrdiff_t>(end), '-', '_');
   }
-  return value;
+  return arguments;
 }
 
-int64_t at_least(const char* flag, int64_t value, int64_t least) {
-  if (value < least) {
-    refuse("--", flag, ": expected at least ", least, ", got ", value);
-  }
-  return value;
+template <class T>
+void override_with(T& value, const absl::Flag<T>& flag, const char* name) {
+  const T given = absl::GetFlag(flag);
+  require(given >= 0, "--" + std::string(name) + "=" + std::to_string(given) + " is negative");
+  if (given != 0) value = given;
 }
 
-int64_t size(const char* flag, int64_t value, int64_t preset) {
-  return value == 0 ? preset : at_least(flag, value, 1);
-}
-
-const std::vector<std::string>& backends() {
-  static const std::vector<std::string> names = {"auto", "shm", "gloo"};
-  return names;
-}
-
-void read_model(Options& options, const Preset& preset) {
-  auto& model = options.model;
-  model.hidden = size("hidden", absl::GetFlag(FLAGS_hidden), preset.model.hidden);
-  model.layers = size("layers", absl::GetFlag(FLAGS_layers), preset.model.layers);
-  model.heads = size("heads", absl::GetFlag(FLAGS_heads), preset.model.heads);
-  model.vocab = size("vocab", absl::GetFlag(FLAGS_vocab), preset.model.vocab);
-  model.seq = size("seq", absl::GetFlag(FLAGS_seq), preset.model.seq);
-  options.batch = size("batch", absl::GetFlag(FLAGS_batch), preset.batch);
-  if (model.hidden % model.heads != 0) {
-    refuse("--heads: expected a divisor of --hidden ", model.hidden, ", got ", model.heads);
-  }
-  if (!options.synthetic && model.vocab < 256) {
-    refuse("--vocab: expected at least 256 (bytes of text), got ", model.vocab);
+std::string checked_strategy() {
+  const auto text = absl::GetFlag(FLAGS_strategy);
+  if (text == "none") return text;
+  try {
+    return cleave::name(cleave::parse_strategy(text));
+  } catch (const c10::Error& error) {
+    throw UsageError("--strategy: " + std::string(error.what_without_backtrace()));
   }
 }
 
-void read_schedule(Options& options, const Preset& preset) {
-  auto& schedule = options.schedule;
-  const auto kind = absl::GetFlag(FLAGS_schedule);
-  schedule.kind = kind.empty() ? preset.schedule : one_of("schedule", kind, {"constant", "cosine"});
-  const double lr = absl::GetFlag(FLAGS_lr);
-  if (!(lr >= 0)) {
-    refuse("--lr: expected a positive number, got ", lr);
-  }
-  schedule.lr = lr == 0 ? preset.lr : lr;
-  schedule.steps = size("steps", absl::GetFlag(FLAGS_steps), preset.steps);
-  const int64_t warmup = at_least("warmup_steps", absl::GetFlag(FLAGS_warmup_steps), -1);
-  schedule.warmup = warmup < 0 ? preset.warmup_steps : warmup;
+bool is_fused(const std::string& strategy) {
+  const auto optimizer = absl::GetFlag(FLAGS_optimizer);
+  require(optimizer.empty() || optimizer == "fused" || optimizer == "adamw",
+          "--optimizer=" + optimizer + ": expected fused or adamw");
+  if (strategy != "none") return optimizer != "adamw";
+  require(optimizer != "fused", "--optimizer=fused needs a sharded model; --strategy=none has none");
+  return false;
 }
 
-void read_mesh(Options& options, int ranks) {
-  options.replicas = at_least("replicas", absl::GetFlag(FLAGS_replicas), 1);
-  options.dp = at_least("dp", absl::GetFlag(FLAGS_dp), 0);
-  if (options.replicas > 1 && options.strategy != "HYBRID_SHARD") {
-    refuse("--replicas: expected 1 with ", options.strategy, " (only HYBRID_SHARD replicates), got ", options.replicas);
+void read_model(Options& options) {
+  options.preset = absl::GetFlag(FLAGS_preset);
+  if (options.preset.empty()) options.preset = options.synthetic ? "base" : "text";
+  const auto preset = presets().find(options.preset);
+  require(preset != presets().end(), "--preset=" + options.preset + ": expected text, tiny or base");
+  options.model = preset->second.model;
+  options.batch = preset->second.batch;
+  override_with(options.model.hidden, FLAGS_hidden, "hidden");
+  override_with(options.model.layers, FLAGS_layers, "layers");
+  override_with(options.model.heads, FLAGS_heads, "heads");
+  override_with(options.model.vocab, FLAGS_vocab, "vocab");
+  override_with(options.model.seq, FLAGS_seq, "seq");
+  override_with(options.batch, FLAGS_batch, "batch");
+  if (!options.synthetic) {
+    if (absl::GetFlag(FLAGS_vocab) == 0) options.model.vocab = 256;
+    require(options.model.vocab >= 256,
+            "--vocab=" + std::to_string(options.model.vocab) + ": text is bytes and needs at least 256");
   }
-  if (options.plain() && ranks != 1) {
-    refuse("--strategy=none: expected 1 rank, got ", ranks);
-  }
-  if (options.dp == 0) {
-    options.dp = std::max<int64_t>(1, ranks / options.replicas);
-  }
-  if (options.dp * options.replicas != ranks) {
-    refuse("mesh: expected dp * replicas = ", ranks, " ranks, got --dp ", options.dp, " * --replicas ",
-           options.replicas, " = ", options.dp * options.replicas);
-  }
+  require(options.model.hidden % options.model.heads == 0,
+          "--hidden=" + std::to_string(options.model.hidden) +
+              " is no multiple of --heads=" + std::to_string(options.model.heads));
+}
+
+void read_schedule(Options& options) {
+  options.schedule.lr = options.synthetic ? 1e-3 : 3e-3;
+  override_with(options.schedule.lr, FLAGS_lr, "lr");
+  auto kind = absl::GetFlag(FLAGS_schedule);
+  if (kind.empty()) kind = options.synthetic ? "constant" : "cosine";
+  require(kind == "constant" || kind == "cosine", "--schedule=" + kind + ": expected constant or cosine");
+  options.schedule.kind = kind == "cosine" ? ScheduleKind::kCosine : ScheduleKind::kConstant;
+  options.schedule.steps = options.steps;
+  const auto warmup = absl::GetFlag(FLAGS_warmup_steps);
+  options.schedule.warmup_steps = warmup >= 0 ? warmup : options.synthetic ? 0 : options.steps / 50;
 }
 
 }  // namespace
 
-std::string backend_to_start() {
-  const auto name = absl::GetFlag(FLAGS_backend);
-  return std::find(backends().begin(), backends().end(), name) == backends().end() ? "auto" : name;
-}
+Options parse_options(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "Trains a small transformer on text, sharded over the ranks of the job:\n\n"
+      "  cleave-run -n 2 gpt --strategy=FULL_SHARD --data=notes.txt,src/");
+  auto arguments = underscored(argc, argv);
+  std::vector<char*> pointers;
+  for (auto& argument : arguments) pointers.push_back(argument.data());
+  const auto positional = absl::ParseCommandLine(argc, pointers.data());
 
-Options read_options(int ranks) {
   Options options;
-  const auto strategy = absl::GetFlag(FLAGS_strategy);
-  options.strategy = one_of("strategy", strategy == "none" ? strategy : absl::AsciiStrToUpper(strategy),
-                            {"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "none"});
-  options.backend = one_of("backend", absl::GetFlag(FLAGS_backend), backends());
-  options.preset = one_of("preset", absl::GetFlag(FLAGS_preset), {"bytes", "tiny", "base"});
+  options.strategy = checked_strategy();
+  options.fused = is_fused(options.strategy);
+  options.dp = absl::GetFlag(FLAGS_dp);
+  options.replicas = absl::GetFlag(FLAGS_replicas);
+  require(options.dp >= 0, "--dp=" + std::to_string(options.dp) + " is negative");
+  require(options.replicas >= 1, "--replicas=" + std::to_string(options.replicas) + ": expected 1 or more");
+  require(options.replicas == 1 || options.strategy == "HYBRID_SHARD",
+          "--replicas=" + std::to_string(options.replicas) + " needs --strategy=HYBRID_SHARD, got " +
+              options.strategy);
+  options.backend = absl::GetFlag(FLAGS_backend);
+  options.device = absl::GetFlag(FLAGS_device);
+  options.prefetch = absl::GetFlag(FLAGS_prefetch);
+
   options.synthetic = absl::GetFlag(FLAGS_synthetic);
-  const auto optimizer = absl::GetFlag(FLAGS_optimizer);
-  options.optimizer =
-      optimizer.empty() ? (options.plain() ? "adamw" : "fused") : one_of("optimizer", optimizer, {"fused", "adamw"});
-  if (options.plain() && options.optimizer == "fused") {
-    refuse("--optimizer: expected adamw with --strategy=none, got fused (it steps sharded modules)");
-  }
-  const auto& preset = presets().at(options.preset);
-  read_model(options, preset);
-  read_schedule(options, preset);
-  read_mesh(options, ranks);
-  options.accumulation = at_least("accumulation", absl::GetFlag(FLAGS_accumulation), 1);
-  options.warmup = at_least("warmup", absl::GetFlag(FLAGS_warmup), 0);
-  options.eval_every = at_least("eval_every", absl::GetFlag(FLAGS_eval_every), 0);
-  options.sample = at_least("sample", absl::GetFlag(FLAGS_sample), 0);
+  read_model(options);
+  options.accumulation = absl::GetFlag(FLAGS_accumulation);
+  require(options.accumulation >= 1,
+          "--accumulation=" + std::to_string(options.accumulation) + ": expected 1 or more");
+  options.steps = options.synthetic ? 12 : 1000;
+  override_with(options.steps, FLAGS_steps, "steps");
+  options.warmup = absl::GetFlag(FLAGS_warmup);
+  require(options.warmup >= 0, "--warmup=" + std::to_string(options.warmup) + " is negative");
   options.seed = absl::GetFlag(FLAGS_seed);
+  read_schedule(options);
+
   options.data = absl::GetFlag(FLAGS_data);
+  options.data.insert(options.data.end(), positional.begin() + 1, positional.end());
+  require(options.data.empty() || !options.synthetic, "--synthetic makes its own data; drop --data");
+  if (options.data.empty()) options.data = {GPT_DEFAULT_DATA};
+  options.validate_every = absl::GetFlag(FLAGS_validate_every);
+  options.validation_batches = std::max<int64_t>(absl::GetFlag(FLAGS_validation_batches), 1);
+  options.sample_bytes = absl::GetFlag(FLAGS_sample_bytes);
+  options.temperature = absl::GetFlag(FLAGS_temperature);
+  require(options.temperature > 0, "--temperature must be above 0");
   options.json = absl::GetFlag(FLAGS_json);
-  if (!options.synthetic && options.data.empty()) {
-    refuse("--data: expected files or folders, got none");
-  }
   return options;
 }
 

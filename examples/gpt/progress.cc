@@ -1,64 +1,81 @@
-#include "examples/gpt/progress.h"
+#include "gpt/progress.h"
 
+#include <absl/strings/str_format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <fstream>
 
-#include "absl/strings/str_format.h"
+#include "gpt/process_stats.h"
 
 namespace gpt {
+namespace {
 
-double peak_memory_mib() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    if (word == "VmHWM:") {
-      double kib = 0;
-      status >> kib;
-      return kib / 1024;
-    }
-  }
-  return 0;
+std::string bar(int64_t done, int64_t all) {
+  constexpr int64_t kWidth = 16;
+  const auto full = kWidth * done / std::max<int64_t>(all, 1);
+  return "[" + std::string(full, '=') + std::string(kWidth - full, ' ') + "]";
 }
 
-Progress::Progress(bool shown, int64_t steps, int64_t tokens_per_step)
-    : shown_(shown), terminal_(isatty(STDOUT_FILENO) == 1), steps_(steps), tokens_per_step_(tokens_per_step) {}
-
-std::string Progress::text(const Now& now, double seconds) const {
-  const double per_step = seconds / static_cast<double>(now.step);
-  return absl::StrFormat("step %d/%d  loss %.4f  lr %.2e  %.0f tokens/s  wire %.2f MB/step  peak %.0f MiB  ETA %.0f s",
-                         now.step, steps_, smooth_loss_, now.lr, static_cast<double>(tokens_per_step_) / per_step,
-                         static_cast<double>(now.wire_bytes) / 1e6, peak_memory_mib(),
-                         per_step * static_cast<double>(steps_ - now.step));
+std::string minutes(double seconds) {
+  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  return absl::StrFormat("%d:%02d", whole / 60, whole % 60);
 }
 
-void Progress::update(const Now& now) {
-  smooth_loss_ = now.step == 1 ? now.loss : 0.9 * smooth_loss_ + 0.1 * now.loss;
-  const auto time = Clock::now();
-  const bool due = time - last_ > (terminal_ ? std::chrono::milliseconds(200) : std::chrono::milliseconds(5000));
-  if (!shown_ || (!due && now.step != steps_)) {
-    return;
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace
+
+Progress::Progress(int64_t steps, bool enabled)
+    : steps_(steps), enabled_(enabled), tty_(isatty(STDOUT_FILENO) == 1), start_(Clock::now()) {}
+
+void Progress::update(const Step& step) {
+  ++done_;
+  tokens_ += step.tokens;
+  loss_sum_ += step.loss;
+  ++loss_count_;
+  const auto now = Clock::now();
+  const double interval = tty_ ? 0.2 : 5.0;
+  const bool last = done_ == steps_;
+  if (!enabled_ || (!last && done_ > 1 && seconds_between(last_shown_, now) < interval)) return;
+  last_shown_ = now;
+  show(line(step, loss_sum_ / static_cast<double>(loss_count_)));
+  loss_sum_ = 0;
+  loss_count_ = 0;
+  if (last && tty_) {
+    std::fputc('\n', stdout);
+    shown_ = 0;
   }
-  last_ = time;
-  const auto line = text(now, std::chrono::duration<double>(time - begin_).count());
-  if (terminal_) {
-    const auto filled = static_cast<size_t>(20 * now.step / steps_);
-    const std::string bar = std::string(filled, '#') + std::string(20 - filled, '.');
-    std::printf("\r\033[K[%s] %s", bar.c_str(), line.c_str());
-    if (now.step == steps_) {
-      std::printf("\n");
-    }
+}
+
+std::string Progress::line(const Step& step, double loss) const {
+  const double elapsed = seconds_between(start_, last_shown_);
+  const double left = elapsed / static_cast<double>(done_) * static_cast<double>(steps_ - done_);
+  return absl::StrFormat("%s %d/%d  loss %.4f  lr %.2e  %.0f tokens/s  %.2f MB/step sent  %.0f MiB  ETA %s",
+                         bar(done_, steps_), done_, steps_, loss, step.lr,
+                         static_cast<double>(tokens_) / elapsed, static_cast<double>(step.wire_bytes) / 1e6,
+                         peak_rss_mib(), minutes(left));
+}
+
+void Progress::show(const std::string& text) {
+  if (tty_) {
+    const auto blank = shown_ > text.size() ? shown_ - text.size() : 0;
+    absl::PrintF("\r%s%s", text, std::string(blank, ' '));
+    shown_ = text.size();
   } else {
-    std::printf("%s\n", line.c_str());
+    absl::PrintF("%s\n", text);
   }
   std::fflush(stdout);
 }
 
-void Progress::say(const std::string& line) {
-  if (shown_) {
-    std::printf("%s%s\n", terminal_ ? "\r\033[K" : "", line.c_str());
-    std::fflush(stdout);
-  }
+void Progress::note(const std::string& text) {
+  if (!enabled_) return;
+  if (tty_ && shown_ > 0) std::fputc('\n', stdout);
+  shown_ = 0;
+  absl::PrintF("%s\n", text);
+  std::fflush(stdout);
 }
 
 }  // namespace gpt

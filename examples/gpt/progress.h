@@ -1,4 +1,4 @@
-// Where a run stands, for one rank: a bar that redraws itself on a terminal, else a line every 5 s.
+// A progress line for people: rewritten in place on a terminal, else a new line every few seconds.
 #pragma once
 
 #include <chrono>
@@ -9,29 +9,34 @@ namespace gpt {
 
 class Progress {
  public:
-  struct Now {
-    int64_t step = 0;  // finished steps
-    double loss = 0, lr = 0;
-    int64_t wire_bytes = 0;  // of the last step
-  };
+  // Shows nothing unless `enabled` (rank 0).
+  Progress(int64_t steps, bool enabled);
 
-  // shown: false on all ranks but one.
-  Progress(bool shown, int64_t steps, int64_t tokens_per_step);
-  void update(const Now& now);
-  // A line of its own, above the bar.
-  void say(const std::string& line);
+  struct Step {
+    double loss = 0;
+    double lr = 0;
+    int64_t tokens = 0;      // of all ranks
+    int64_t wire_bytes = 0;  // that this rank sent
+  };
+  void update(const Step& step);
+  // A line that stays.
+  void note(const std::string& text);
 
  private:
   using Clock = std::chrono::steady_clock;
-  std::string text(const Now& now, double seconds) const;
+  std::string line(const Step& step, double loss) const;
+  void show(const std::string& text);
 
-  bool shown_, terminal_;
-  int64_t steps_, tokens_per_step_;
-  double smooth_loss_ = 0;
-  Clock::time_point begin_ = Clock::now(), last_{};
+  int64_t steps_;
+  bool enabled_;
+  bool tty_;
+  size_t shown_ = 0;  // characters of the line that stands on the terminal
+  int64_t done_ = 0;
+  int64_t tokens_ = 0;
+  double loss_sum_ = 0;  // since the last line
+  int64_t loss_count_ = 0;
+  Clock::time_point start_;
+  Clock::time_point last_shown_;
 };
-
-// Highest resident memory of this process so far, in MiB.
-double peak_memory_mib();
 
 }  // namespace gpt

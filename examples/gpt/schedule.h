@@ -2,15 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 namespace gpt {
 
+enum class ScheduleKind { kConstant, kCosine };  // cosine: down to a tenth of lr
+
 struct Schedule {
-  std::string kind = "constant";  // "constant" or "cosine" (down to a tenth of lr)
+  ScheduleKind kind = ScheduleKind::kConstant;
   double lr = 1e-3;
-  int64_t warmup = 0;  // steps of linear increase
   int64_t steps = 1;
+  int64_t warmup_steps = 0;  // of linear rise
 
   double at(int64_t step) const;
 };

@@ -1,15 +1,12 @@
-#include "examples/gpt/text_data.h"
+#include "gpt/text_data.h"
 
-#include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <absl/strings/str_cat.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <fstream>
-#include <stdexcept>
-
-#include "absl/strings/str_cat.h"
+#include <iterator>
 
 namespace gpt {
 namespace {
@@ -20,8 +17,8 @@ namespace fs = std::filesystem;
 constexpr size_t kWindowsAtLeast = 4;
 
 bool is_text(const fs::path& path) {
-  static constexpr std::array<std::string_view, 12> kinds = {
-      ".h", ".hpp", ".cuh", ".c", ".cc", ".cpp", ".cu", ".py", ".txt", ".md", ".rst", ".json"};
+  static const std::vector<std::string> kinds = {".h",  ".hpp", ".cuh", ".c",  ".cc",  ".cpp",
+                                                 ".cu", ".py",  ".txt", ".md", ".rst", ".json"};
   return std::find(kinds.begin(), kinds.end(), path.extension().string()) != kinds.end();
 }
 
@@ -29,11 +26,12 @@ std::vector<fs::path> files_of(const std::string& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (error || !fs::exists(status)) {
-    throw std::runtime_error(absl::StrCat("--data: expected a file or folder, got '", path, "', which does not exist"));
+    throw DataError(
+        absl::StrCat("--data: expected a file or folder, got '", path, "', which does not exist"));
   }
   if (!fs::is_directory(status)) {
     if (fs::is_regular_file(status) && fs::file_size(path) == 0) {
-      throw std::runtime_error(absl::StrCat("--data: expected a file with text, got '", path, "' of 0 bytes"));
+      throw DataError(absl::StrCat("--data: expected a file with text, got '", path, "' of 0 bytes"));
     }
     return {path};
   }
@@ -57,42 +55,51 @@ uint64_t mix(uint64_t x) {  // splitmix64
 
 }  // namespace
 
-TextData::TextData(const std::vector<std::string>& paths, int64_t seq) : seq_(seq) {
-  for (const auto& path : paths) {
-    for (const auto& file : files_of(path)) {
-      std::ifstream in(file, std::ios::binary);
-      const std::string content{std::istreambuf_iterator<char>(in), {}};
-      if (in.bad() || !in.is_open()) {
-        throw std::runtime_error(absl::StrCat("--data: cannot read '", file.string(), "'"));
-      }
-      text_ += content;
-      ++files_;
-    }
+void TextData::add_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in.is_open()) {
+    throw DataError(absl::StrCat("--data: cannot read '", path, "'"));
   }
-  split_ = text_.size() - text_.size() / 20;
-  const size_t window = static_cast<size_t>(seq) + 1;
-  if (text_.size() - split_ < kWindowsAtLeast * window) {
-    throw std::runtime_error(absl::StrCat(
-        "--data: too little text for sequences of ", seq, " bytes: expected at least ",
-        20 * kWindowsAtLeast * window, " bytes (5 % are held out), got ", text_.size(), " bytes in ", files_, " files"));
-  }
+  text_.append(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  ++files_;
 }
 
-Batch TextData::train(uint64_t seed, int64_t step, int64_t micro, int64_t first_row, int64_t rows) const {
-  const uint64_t key = mix(mix(mix(seed) + static_cast<uint64_t>(step)) + static_cast<uint64_t>(micro));
+TextData TextData::load(const std::vector<std::string>& paths, int64_t seq) {
+  TextData data;
+  data.seq_ = seq;
+  for (const auto& path : paths) {
+    for (const auto& file : files_of(path)) {
+      data.add_file(file.string());
+    }
+  }
+  const size_t size = data.text_.size();
+  data.split_ = size - size / 20;
+  const size_t least = kWindowsAtLeast * (static_cast<size_t>(seq) + 1);
+  if (size / 20 < least) {
+    throw DataError(absl::StrCat("--data: too little text for sequences of ", seq,
+                                 " bytes: expected at least ", 20 * least, " bytes (5 % are held out), got ",
+                                 size, " bytes in ", data.files_, " files"));
+  }
+  return data;
+}
+
+Batch TextData::training_batch(const WindowKey& key, int64_t rows) const {
+  const uint64_t mixed =
+      mix(mix(mix(key.seed) + static_cast<uint64_t>(key.step)) + static_cast<uint64_t>(key.micro_batch));
   const uint64_t choices = split_ - static_cast<size_t>(seq_);
   std::vector<size_t> begins;
-  for (int64_t row = first_row; row < first_row + rows; ++row) {
-    begins.push_back(mix(key + static_cast<uint64_t>(row)) % choices);
+  for (int64_t row = 0; row < rows; ++row) {
+    begins.push_back(mix(mixed + static_cast<uint64_t>(key.rank * rows + row)) % choices);
   }
   return windows(begins);
 }
 
-Batch TextData::held_out(int64_t first_row, int64_t rows, int64_t total) const {
+Batch TextData::held_out_batch(int64_t index, int64_t count, int64_t rows) const {
   const size_t choices = text_.size() - split_ - static_cast<size_t>(seq_);
   std::vector<size_t> begins;
-  for (int64_t row = first_row; row < first_row + rows; ++row) {
-    begins.push_back(split_ + static_cast<size_t>(row) * choices / static_cast<size_t>(total));
+  for (int64_t row = 0; row < rows; ++row) {
+    begins.push_back(split_ +
+                     static_cast<size_t>(index * rows + row) * choices / static_cast<size_t>(count * rows));
   }
   return windows(begins);
 }
@@ -115,12 +122,6 @@ uint64_t TextData::hash() const {
     hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
   }
   return hash;
-}
-
-Batch synthetic_batch(uint64_t seed, int64_t vocab, int64_t seq, int64_t first_row, int64_t rows, int64_t total) {
-  auto generator = at::detail::createCPUGenerator(seed + 1);
-  auto tokens = at::randint(vocab, {total, seq + 1}, generator, at::kLong).narrow(0, first_row, rows);
-  return {tokens.narrow(1, 0, seq).contiguous(), tokens.narrow(1, 1, seq).contiguous()};
 }
 
 }  // namespace gpt

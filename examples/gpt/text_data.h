@@ -1,46 +1,54 @@
 // Bytes of text files as training data: windows drawn deterministically, the last 5 % held out.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+#include <stdexcept>
 #include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
+
+#include "gpt/batch.h"
 
 namespace gpt {
 
-using Batch = std::pair<at::Tensor, at::Tensor>;  // inputs and targets, int64 [rows, seq]
+struct DataError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What a training window depends on, besides the text.
+struct WindowKey {
+  uint64_t seed = 0;
+  int64_t step = 0;
+  int64_t micro_batch = 0;
+  int64_t rank = 0;  // data rank
+};
 
 class TextData {
  public:
+  TextData() = default;
   // paths: files and folders (all source and text files below, in the order of their paths). Throws
-  // std::runtime_error with what was expected and what was found: a missing path, an empty file, less
-  // text than a batch of `seq` + 1 byte windows needs.
-  TextData(const std::vector<std::string>& paths, int64_t seq);
+  // DataError with what was expected and what was found: a missing path, an empty file, too little text
+  // for windows of seq + 1 bytes.
+  static TextData load(const std::vector<std::string>& paths, int64_t seq);
 
-  // Rows [first_row, first_row + rows) of the global micro-batch; they depend on nothing but the
-  // arguments and the text.
-  Batch train(uint64_t seed, int64_t step, int64_t micro, int64_t first_row, int64_t rows) const;
-  // Rows of the held-out part: row i of `total` evenly spaced windows.
-  Batch held_out(int64_t first_row, int64_t rows, int64_t total) const;
+  // Rows are keyed by rank * rows + row: one process with the rows of all ranks sees what they see.
+  Batch training_batch(const WindowKey& key, int64_t rows) const;
+  // Batch `index` of `count` that cover the held-out part evenly.
+  Batch held_out_batch(int64_t index, int64_t count, int64_t rows) const;
+  std::string held_out_text(size_t bytes) const { return text_.substr(split_, bytes); }
 
-  std::string_view held_out_text() const { return std::string_view(text_).substr(split_); }
-  int64_t bytes() const { return static_cast<int64_t>(text_.size()); }
   int64_t files() const { return files_; }
-  uint64_t hash() const;  // the same on ranks that read the same text
+  int64_t training_bytes() const { return static_cast<int64_t>(split_); }
+  int64_t held_out_bytes() const { return static_cast<int64_t>(text_.size() - split_); }
+  uint64_t hash() const;  // equal on ranks that read the same text
 
  private:
+  void add_file(const std::string& path);
   Batch windows(const std::vector<size_t>& begins) const;
 
   std::string text_;
   size_t split_ = 0;  // the held-out part begins here
-  int64_t seq_;
+  int64_t seq_ = 0;
   int64_t files_ = 0;
 };
-
-// Rows of one fixed global batch of random tokens, the same in every step.
-Batch synthetic_batch(uint64_t seed, int64_t vocab, int64_t seq, int64_t first_row, int64_t rows, int64_t total);
 
 }  // namespace gpt
