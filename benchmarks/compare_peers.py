@@ -1,0 +1,81 @@
+"""Step times of the gpt example and of its PyTorch peers, in turn on the same machine.
+
+compare_peers.py --peers FOLDER --python BIN --build FOLDER [--repeats 3]
+
+--peers: a folder with bench_fsdp2.py and bench_ddp.py. Prints, per preset, the fastest step of each
+over all repeats, and Cleave's share of the peer's time (below 1: faster).
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=pathlib.Path, required=True)
+    parser.add_argument("--python", default=sys.executable, help="an interpreter with torch")
+    parser.add_argument("--build", type=pathlib.Path, required=True, help="the build folder, with bin/")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--presets", default="tiny,base")
+    return parser.parse_args()
+
+
+def commands(args, preset, out):
+    """{name: command}; each appends a line of JSON to its own file under `out`."""
+    def gpt(strategy):
+        binaries = args.build.resolve() / "bin"
+        return [binaries / "cleave-run", "-n", args.ranks, binaries / "gpt", "--synthetic",
+                f"--preset={preset}", f"--strategy={strategy}", f"--steps={args.steps}"]
+
+    def torchrun(script, *flags):
+        return [args.python, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint",
+                "localhost:0", "--nproc-per-node", args.ranks, args.peers.resolve() / script, *flags,
+                "--preset", preset, "--steps", args.steps, "--profile-steps", 0]
+
+    named = {
+        "cleave FULL_SHARD": gpt("FULL_SHARD"),
+        "FSDP2": torchrun("bench_fsdp2.py", "--reshard", 1),
+        "cleave NO_SHARD": gpt("NO_SHARD"),
+        "DDP": torchrun("bench_ddp.py", "--strategy", "ddp"),
+    }
+    return {name: [*map(str, command), "--json" if "cleave" in name else "--out",
+                   str(out / f"{name}.jsonl")] for name, command in named.items()}
+
+
+def run(name, command):
+    done = subprocess.run(command, env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True,
+                          text=True, timeout=600)
+    if done.returncode != 0:
+        sys.exit(f"{name}: exit code {done.returncode}\n{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def compare(args, preset):
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder)
+        named = commands(args, preset, out)
+        for _ in range(args.repeats):
+            for name, command in named.items():
+                run(name, command)
+        records = {name: [json.loads(line) for line in open(out / f"{name}.jsonl")] for name in named}
+    fastest = {name: min(record["step_ms"]["min"] for record in each) for name, each in records.items()}
+    print(f"{preset}, {args.ranks} ranks, fastest step of {args.repeats} runs")
+    for name, milliseconds in fastest.items():
+        memory = max(max(record["peak_rss_mib"]) for record in records[name])
+        print(f"  {name:<18} {milliseconds:8.1f} ms   peak {memory:6.0f} MiB   "
+              f"last loss {records[name][-1]['losses'][-1]:.9f}")
+    for ours, theirs in (("cleave FULL_SHARD", "FSDP2"), ("cleave NO_SHARD", "DDP")):
+        print(f"  {ours} / {theirs}: {fastest[ours] / fastest[theirs]:.2f}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    parsed = arguments()
+    for each in parsed.presets.split(","):
+        compare(parsed, each)
