@@ -116,12 +116,4 @@ Batch TextData::windows(const std::vector<size_t>& begins) const {
   return {tokens.narrow(1, 0, seq_).contiguous(), tokens.narrow(1, 1, seq_).contiguous()};
 }
 
-uint64_t TextData::hash() const {
-  uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
-  for (const char c : text_) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  }
-  return hash;
-}
-
 }  // namespace gpt

@@ -39,7 +39,6 @@ class TextData {
   int64_t files() const { return files_; }
   int64_t training_bytes() const { return static_cast<int64_t>(split_); }
   int64_t held_out_bytes() const { return static_cast<int64_t>(text_.size() - split_); }
-  uint64_t hash() const;  // equal on ranks that read the same text
 
  private:
   void add_file(const std::string& path);
