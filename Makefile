@@ -9,7 +9,8 @@ RANKS ?= 2
 STRATEGY ?= FULL_SHARD
 # About 2 GB for each compiler.
 JOBS ?= $(shell tools/setup.sh jobs)
-SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cc')
+SOURCES = $(shell find benchmarks cleave.h cmake compat core examples strategies tensor_parallel tests tools \
+  -name '*.h' -o -name '*.cc')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup configure build train test bench format check clean

@@ -8,8 +8,8 @@ namespace cleave::run {
 
 struct Options {
   int ranks = 1;
-  int threads = 0;       // OMP_NUM_THREADS of each rank; 0: the variable as it is, else cores / ranks
-  bool prefix = true;    // "[rank] " before each line; never with one rank
+  int threads = 0;     // OMP_NUM_THREADS of each rank; 0: the variable as it is, else cores / ranks
+  bool prefix = true;  // "[rank] " before each line; never with one rank
   bool help = false;
   std::vector<std::string> command;  // program and its arguments
 };

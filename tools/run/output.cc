@@ -1,7 +1,8 @@
 #include "run/output.h"
 
-#include <cerrno>
 #include <unistd.h>
+
+#include <cerrno>
 
 namespace cleave::run {
 namespace {

@@ -173,7 +173,8 @@ void Ranks::start(int rank, const Launch& launch) {
   error.write.reset();
   int reason = 0;
   if (read(error.read.value, &reason, sizeof(reason)) == sizeof(reason)) {
-    throw ExecError{"cannot run '" + options.command[0] + "': " + strerror(reason), reason == ENOENT ? 127 : 126};
+    throw ExecError{"cannot run '" + options.command[0] + "': " + strerror(reason),
+                    reason == ENOENT ? 127 : 126};
   }
   if (options.prefix) {
     streams_.emplace_back(rank, out.read.release(), STDOUT_FILENO);

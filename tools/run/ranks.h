@@ -23,8 +23,8 @@ struct RankExit {
 
   bool failed() const { return status != 0; }
   bool signalled() const;
-  int code() const;           // exit code, or 128 + signal
-  std::string str() const;    // "rank 1 was killed by SIGSEGV"
+  int code() const;         // exit code, or 128 + signal
+  std::string str() const;  // "rank 1 was killed by SIGSEGV"
 };
 
 // The program could not be executed.
@@ -55,7 +55,7 @@ class Ranks {
   struct Launch;
   void start(int rank, const Launch& launch);
 
-  std::vector<pid_t> pids_;    // process id and process group of each rank
+  std::vector<pid_t> pids_;  // process id and process group of each rank
   std::vector<bool> alive_;
   int running_ = 0;
   std::vector<Stream> streams_;
