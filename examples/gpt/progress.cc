@@ -14,7 +14,9 @@ namespace {
 std::string bar(int64_t done, int64_t all) {
   constexpr int64_t kWidth = 16;
   const auto full = kWidth * done / std::max<int64_t>(all, 1);
-  return "[" + std::string(full, '=') + std::string(kWidth - full, ' ') + "]";
+  std::string text = "[";
+  text.append(full, '=').append(kWidth - full, ' ');
+  return text += ']';
 }
 
 std::string minutes(double seconds) {
