@@ -13,7 +13,7 @@ struct Extent {
   std::vector<int64_t> offsets;
 };
 
-size_t mix(size_t seed, size_t value) {
+size_t combine(size_t seed, size_t value) {
   return seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
 }
 
@@ -72,9 +72,9 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int
     ragged = true;
   }
   TORCH_CHECK(!(ragged && sharded), "cleave: a ragged shard cannot be combined with Shard");
-  hash_ = mix(mesh_.hash(), static_cast<size_t>(dtype_));
-  for (const auto& placement : placements_) hash_ = mix(hash_, placement.hash());
-  for (auto size : sizes_) hash_ = mix(hash_, static_cast<size_t>(size));
+  hash_ = combine(mesh_.hash(), static_cast<size_t>(dtype_));
+  for (const auto& placement : placements_) hash_ = combine(hash_, placement.hash());
+  for (auto size : sizes_) hash_ = combine(hash_, static_cast<size_t>(size));
 }
 
 int64_t DTensorSpec::numel() const {

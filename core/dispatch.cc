@@ -1,0 +1,339 @@
+#include "core/dispatch.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "absl/container/flat_hash_map.h"
+#include "core/dtensor_impl.h"
+#include "core/foreach.h"
+#include "core/redistribute.h"
+#include "core/redistribute_plan.h"
+#include "core/rules/rule.h"
+#include "core/sharding_cache.h"
+
+namespace cleave {
+namespace {
+
+using rules::Call;
+using rules::Input;
+
+const rules::Table& table() {
+  static const rules::Table* const result = [] {
+    auto* made = new rules::Table;
+    rules::add_replicated(*made);
+    rules::add_pointwise(*made);
+    rules::add_factories(*made);
+    rules::add_reductions(*made);
+    rules::add_matmul(*made);
+    rules::add_views(*made);
+    rules::add_normalisation(*made);
+    rules::add_lookup(*made);
+    rules::add_losses(*made);
+    rules::add_attention(*made);
+    rules::add_random(*made);
+    return made;
+  }();
+  return *result;
+}
+
+struct Resolved {
+  const rules::Rule* rule = nullptr;
+  bool foreach = false;
+};
+
+// "aten::add_" -> "add"; names that begin with an underscore keep it.
+std::string base_name(std::string name) {
+  name.erase(0, name.find("::") + 2);
+  if (name.size() > 1 && name.back() == '_' && !name.ends_with("__")) name.pop_back();
+  return name;
+}
+
+// One look-up by the schema's address after the first call of an op on this thread.
+const Resolved& resolve(const c10::FunctionSchema& schema) {
+  thread_local absl::flat_hash_map<const c10::FunctionSchema*, std::unique_ptr<Resolved>> known;
+  auto& entry = known[&schema];
+  if (!entry) {
+    entry = std::make_unique<Resolved>();
+    entry->foreach = is_foreach(schema.name());
+    const auto found = schema.name().starts_with("aten::") ? table().find(base_name(schema.name())) : table().end();
+    if (found != table().end()) entry->rule = &found->second;
+  }
+  return *entry;
+}
+
+void add_input(Call& call, const c10::FunctionSchema& schema, const at::Tensor& tensor, int arg) {
+  if (!tensor.defined()) return;
+  const auto* alias = schema.arguments()[static_cast<size_t>(arg)].alias_info();
+  const bool written = alias && alias->isWrite();
+  Input input{arg, written, nullptr, tensor.sizes(), tensor.numel(), 0};
+  if (is_dtensor(tensor)) {
+    input.spec = dtensor_impl(tensor)->spec();
+    input.bytes = static_cast<double>(input.numel * static_cast<int64_t>(c10::elementSize(input.spec->dtype())));
+    if (!call.mesh.defined()) call.mesh = input.spec->mesh();
+    TORCH_CHECK(call.mesh.state() == input.spec->mesh().state() || call.mesh == input.spec->mesh(), "cleave: ",
+                schema.name(), " got DTensors of different meshes: ", call.mesh.str(), " and ", input.spec->mesh().str());
+  } else {
+    TORCH_CHECK(tensor.dim() == 0 && !written, "cleave: ", schema.name(), " mixes a plain tensor (argument '",
+                schema.arguments()[static_cast<size_t>(arg)].name(), "', sizes ", tensor.sizes(),
+                ") with DTensors; make it one with cleave::distribute_tensor");
+  }
+  call.inputs.push_back(std::move(input));
+}
+
+Call read(const c10::FunctionSchema& schema, const c10::IValue* args) {
+  Call call{schema, args, {}, {}};
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& value = args[i];
+    if (value.isTensor()) {
+      add_input(call, schema, value.toTensor(), static_cast<int>(i));
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) add_input(call, schema, tensor, static_cast<int>(i));
+    } else if (value.isList() && !value.isIntList() && !value.isBoolList() && !value.isDoubleList()) {
+      for (const c10::IValue& element : value.toListRef()) {
+        if (element.isTensor()) add_input(call, schema, element.toTensor(), static_cast<int>(i));
+      }
+    }
+  }
+  return call;
+}
+
+[[noreturn]] void refuse(const Call& call) {
+  std::string placements;
+  for (const auto& input : call.inputs) {
+    if (!placements.empty()) placements += ", ";
+    placements += "[";
+    for (int64_t i = 0; i < call.mesh.ndim(); ++i) placements += (i ? ", " : "") + input.at(i).str();
+    placements += "]";
+  }
+  C10_THROW_ERROR(NotImplementedError, "cleave: " + call.schema.name() + " has no sharding rule (got " + placements +
+                                           "); redistribute to Replicate first and work on to_local()");
+}
+
+double cost(const Call& call, const rules::Strategy& strategy, int64_t mesh_dim) {
+  double total = 0;
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    const auto& input = call.inputs[i];
+    const auto from = input.at(mesh_dim);
+    const auto& to = strategy.inputs[i];
+    if (!input.spec) {
+      if (!to.is_replicate()) return std::numeric_limits<double>::infinity();
+      continue;
+    }
+    // Other placements than these are made from a replicated value.
+    const double there = from.is_ragged() && !to.is_replicate() && from != to
+                             ? redistribute_cost(from, Replicate(), input.bytes, call.mesh.size(mesh_dim))
+                             : redistribute_cost(from, to, input.bytes, call.mesh.size(mesh_dim));
+    total += there;
+    if (input.written && from != to) {
+      total += redistribute_cost(to.is_replicate() ? to : Replicate(), from, input.bytes, call.mesh.size(mesh_dim)) + there;
+    }
+  }
+  return total;
+}
+
+bool mixes_ragged(const std::vector<Placements>& all) {
+  for (const auto& placements : all) {
+    bool ragged = false, sharded = false;
+    for (const auto& placement : placements) {
+      ragged |= placement.is_ragged();
+      sharded |= placement.is_shard();
+    }
+    if (ragged && sharded) return true;
+  }
+  return false;
+}
+
+Decision replicated(const Call& call) {
+  const Placements all(static_cast<size_t>(call.mesh.ndim()), Replicate());
+  return {std::vector<Placements>(call.inputs.size(), all), {all}, {}};
+}
+
+Decision decide(const Call& call, const rules::Rule& rule) {
+  if (!rule.propose) return replicated(call);
+  Decision decision{std::vector<Placements>(call.inputs.size()), {}, {}};
+  for (int64_t mesh_dim = 0; mesh_dim < call.mesh.ndim(); ++mesh_dim) {
+    rules::Proposal proposal;
+    rule.propose(call, mesh_dim, proposal);
+    proposal.strategies.push_back(rules::uniform(call, Replicate(), Replicate()));
+    const rules::Strategy* best = nullptr;
+    double lowest = std::numeric_limits<double>::infinity();
+    for (const auto& strategy : proposal.strategies) {
+      const auto price = cost(call, strategy, mesh_dim);
+      if (price < lowest) {
+        lowest = price;
+        best = &strategy;
+      }
+    }
+    for (size_t i = 0; i < call.inputs.size(); ++i) decision.inputs[i].push_back(best->inputs[i]);
+    decision.outputs.resize(std::max(decision.outputs.size(), best->outputs.size()),
+                            decision.outputs.empty() ? Placements() : decision.outputs.back());
+    for (size_t k = 0; k < decision.outputs.size(); ++k) {
+      auto& placements = decision.outputs[k];
+      placements.resize(static_cast<size_t>(mesh_dim));
+      placements.push_back(best->outputs[std::min(k, best->outputs.size() - 1)]);
+    }
+    decision.output_sizes = std::move(proposal.output_sizes);
+  }
+  auto outputs = decision.outputs;
+  return mixes_ragged(decision.inputs) || mixes_ragged(outputs) ? replicated(call) : decision;
+}
+
+// Replaces DTensors on the stack by local tensors with the placements decided on.
+class Localiser {
+ public:
+  Localiser(const Call& call, const Decision& decision, c10::IValue* args) : call_(call), decision_(decision) {
+    for (size_t i = 0; i < call.schema.arguments().size(); ++i) {
+      auto& value = args[i];
+      if (value.isTensor()) {
+        value = local(value.toTensor());
+      } else if (value.isTensorList()) {
+        auto tensors = value.toTensorVector();
+        for (auto& tensor : tensors) tensor = local(tensor);
+        value = c10::List<at::Tensor>(tensors);
+      } else if (value.isList() && !value.isIntList() && !value.isBoolList() && !value.isDoubleList()) {
+        auto list = value.toList();
+        if (list.elementType()->kind() != c10::TypeKind::OptionalType) continue;
+        c10::List<std::optional<at::Tensor>> replaced;
+        for (const c10::IValue& element : value.toListRef()) {
+          replaced.push_back(element.isTensor() ? std::optional(local(element.toTensor())) : std::nullopt);
+        }
+        value = replaced;
+      }
+    }
+  }
+
+  // A written argument that was worked on in other placements than its own goes back.
+  const std::vector<at::Tensor>& write_back() {
+    at::AutoDispatchBelowADInplaceOrView below;
+    for (auto& [original, worked, placements] : copies_) {
+      const auto& spec = *dtensor_impl(original)->spec();
+      const auto source = std::make_shared<const DTensorSpec>(spec.mesh(), *placements, spec.sizes(), spec.dtype());
+      dtensor_impl(original)->local().copy_(redistribute_local(worked, source, spec.placements()));
+    }
+    return written_;
+  }
+
+ private:
+  struct Copy {
+    at::Tensor original, worked;
+    const Placements* placements;
+  };
+
+  at::Tensor local(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    const auto i = next_++;
+    const auto& input = call_.inputs[i];
+    if (!input.spec) return tensor;
+    const auto& target = decision_.inputs[i];
+    const auto& own = dtensor_impl(tensor)->local();
+    auto result = redistribute_local(own, input.spec, target);
+    if (input.written) {
+      written_.push_back(tensor);
+      if (target != input.spec->placements()) {
+        if (result.is_alias_of(own)) result = result.clone();
+        copies_.push_back({tensor, result, &target});
+      }
+    }
+    return result;
+  }
+
+  const Call& call_;
+  const Decision& decision_;
+  size_t next_ = 0;
+  std::vector<at::Tensor> written_;
+  std::vector<Copy> copies_;
+};
+
+SpecPtr output_spec(const Call& call, const Decision& decision, size_t k, const at::Tensor* local) {
+  const auto& placements = decision.outputs[std::min(k, decision.outputs.size() - 1)];
+  std::vector<int64_t> sizes;
+  if (!decision.output_sizes.empty()) sizes = decision.output_sizes[std::min(k, decision.output_sizes.size() - 1)];
+  if (local) {
+    if (sizes.empty()) sizes = local->sizes().vec();
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] < 0) sizes[d] = local->size(static_cast<int64_t>(d));
+    }
+  }
+  const auto dtype = local ? local->scalar_type() : call.inputs[0].spec ? call.inputs[0].spec->dtype() : c10::kFloat;
+  return std::make_shared<const DTensorSpec>(call.mesh, placements, std::move(sizes), dtype);
+}
+
+void run(const c10::OperatorHandle& op, c10::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto& resolved = resolve(schema);
+  if (resolved.foreach) return run_foreach(op, stack);
+  at::AutoDispatchBelowADInplaceOrView below;
+  const auto base = stack->size() - schema.arguments().size();
+  auto* args = stack->data() + base;
+  const auto call = read(schema, args);
+  TORCH_CHECK(call.mesh.defined(), "cleave: ", schema.name(), " without a DTensor");
+  if (!resolved.rule) refuse(call);
+  if (resolved.rule->replace && resolved.rule->replace(op, stack, call)) return;
+
+  const auto decision = cached_decision(call, *resolved.rule, decide);
+  // Keeps the arguments alive (call refers to them) and their storage apart from the stack's.
+  const std::vector<c10::IValue> kept(stack->begin() + static_cast<int64_t>(base), stack->end());
+  const Call held{schema, kept.data(), call.mesh, call.inputs};
+  Localiser localiser(held, *decision, args);
+  if (resolved.rule->local) {
+    resolved.rule->local(op, stack, held, output_spec(held, *decision, 0, nullptr));
+  } else {
+    op.callBoxed(stack);
+  }
+
+  const auto& written = localiser.write_back();
+  const auto results = stack->size() - schema.returns().size();
+  size_t output = 0, in_place = 0;
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    auto& value = (*stack)[results + i];
+    const auto* alias = schema.returns()[i].alias_info();
+    if (alias && alias->isWrite() && value.isTensor()) {
+      value = written.at(in_place++);
+    } else if (value.isTensor()) {
+      const auto local = value.toTensor();
+      if (local.defined()) value = make_dtensor(local, output_spec(held, *decision, output, &local));
+      ++output;
+    } else if (value.isTensorList()) {
+      auto tensors = value.toTensorVector();
+      for (auto& tensor : tensors) {
+        tensor = make_dtensor(tensor, output_spec(held, *decision, output++, &tensor));
+      }
+      value = c10::List<at::Tensor>(tensors);
+    }
+  }
+}
+
+// Ops with a CompositeExplicitAutograd kernel would be decomposed before the fallback sees them.
+void register_all() {
+  static auto* const fallback = new torch::Library(torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__);
+  fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+  static auto* const aten = new torch::Library(torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::")) continue;
+    const auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+      continue;
+    }
+    const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    aten->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
+  }
+}
+
+}  // namespace
+
+void ensure_registered() {
+  static const bool done = [] {
+    register_all();
+    return true;
+  }();
+  (void)done;
+}
+
+}  // namespace cleave
