@@ -37,6 +37,7 @@ test: build ## build and run all tests
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 1
 
 bench: build ## run the benchmarks
+	@ls $(BIN)/*_bench >/dev/null 2>&1 || { echo "no benchmarks are built yet"; exit 1; }
 	@set -e; for bench in $(BIN)/*_bench; do echo "== $$bench"; $$bench; done
 
 format: ## format all sources in place
