@@ -61,7 +61,7 @@ void ParamGroup::gradient_arrived(int index) {
   auto& param = params_[static_cast<size_t>(index)];
   at::Tensor member(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member));
   at::Tensor grad = std::move(member.mutable_grad());
-  member.mutable_grad() = {};
+  member.mutable_grad().reset();
   if (!grad.defined()) return;
   if (!accumulating_) begin_accumulation();
   if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, options_of_flat_);
@@ -128,13 +128,13 @@ void ParamGroup::reduce_shards() {
   }
   reduced_holds_terms_ = true;
   schedule_->pool().release(std::move(gradient_));
-  gradient_ = {};
+  gradient_.reset();
 }
 
 void ParamGroup::publish() {
   if (carry_.defined()) {
     reduced_.add_(carry_);
-    carry_ = {};
+    carry_.reset();
   }
   for (auto& param : params_) {
     if (param.accumulated) param.sharded.mutable_grad() = param.sharded_grad;
@@ -148,13 +148,13 @@ void ParamGroup::drop_unfinished() {
   for (auto& param : params_) {
     param.arrived = false;
     if (param.fault.alive()) {
-      at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member)).mutable_grad() = {};
+      at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member)).mutable_grad().reset();
     }
   }
   arrived_ = 0;
   if (!keeps_gradient_ && gradient_.defined()) {
     schedule_->pool().release(std::move(gradient_));
-    gradient_ = {};
+    gradient_.reset();
   }
 }
 
@@ -162,7 +162,7 @@ void ParamGroup::drop_accumulated() {
   for (auto& param : params_) param.accumulated = false;
   accumulating_ = false;
   reduced_holds_terms_ = false;
-  carry_ = {};
+  carry_.reset();
 }
 
 }  // namespace cleave

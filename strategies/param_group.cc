@@ -164,7 +164,7 @@ void ParamGroup::release() {
   if (state_ == State::kGathering) gather_.wait();
   for (auto& param : params_) param.fault.clear_memory();
   schedule_->pool().release(std::move(whole_));
-  whole_ = {};
+  whole_.reset();
   state_ = State::kReleased;
   present_ = false;
   schedule_->released(*this);

@@ -91,7 +91,7 @@ void AdamW::step() {
 
 void AdamW::zero_grad() {
   for (auto& state : state_->groups) {
-    for (auto& param : state.group->params()) param.sharded.mutable_grad() = {};
+    for (auto& param : state.group->params()) param.sharded.mutable_grad().reset();
   }
 }
 
