@@ -3,7 +3,7 @@
 compare_peers.py --peers FOLDER --python BIN --build FOLDER [--repeats 3]
 
 --peers: a folder with bench_fsdp2.py and bench_ddp.py. Prints, per preset, the fastest step of each
-over all repeats, and Cleave's share of the peer's time (below 1: faster).
+over all repeats, and its share of each peer's time (below 1: faster than that peer).
 """
 
 import argparse
@@ -24,6 +24,7 @@ def arguments():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--presets", default="tiny,base")
+    parser.add_argument("--strategies", default="FULL_SHARD,SHARD_GRAD_OP,SHARD_OPTIMIZER,NO_SHARD,HYBRID_SHARD")
     return parser.parse_args()
 
 
@@ -40,10 +41,9 @@ def commands(args, preset, out):
                 "--preset", preset, "--steps", args.steps, "--profile-steps", 0]
 
     named = {
-        "cleave FULL_SHARD": gpt("FULL_SHARD"),
         "FSDP2": torchrun("bench_fsdp2.py", "--reshard", 1),
-        "cleave NO_SHARD": gpt("NO_SHARD"),
         "DDP": torchrun("bench_ddp.py", "--strategy", "ddp"),
+        **{f"cleave {strategy}": gpt(strategy) for strategy in args.strategies.split(",")},
     }
     return {name: [*map(str, command), "--json" if "cleave" in name else "--out",
                    str(out / f"{name}.jsonl")] for name, command in named.items()}
@@ -66,12 +66,12 @@ def compare(args, preset):
         records = {name: [json.loads(line) for line in open(out / f"{name}.jsonl")] for name in named}
     fastest = {name: min(record["step_ms"]["min"] for record in each) for name, each in records.items()}
     print(f"{preset}, {args.ranks} ranks, fastest step of {args.repeats} runs")
+    print(f"  {'':<22} {'ms':>8} {'/ FSDP2':>8} {'/ DDP':>8} {'peak MiB':>9}  last loss")
     for name, milliseconds in fastest.items():
         memory = max(max(record["peak_rss_mib"]) for record in records[name])
-        print(f"  {name:<18} {milliseconds:8.1f} ms   peak {memory:6.0f} MiB   "
-              f"last loss {records[name][-1]['losses'][-1]:.9f}")
-    for ours, theirs in (("cleave FULL_SHARD", "FSDP2"), ("cleave NO_SHARD", "DDP")):
-        print(f"  {ours} / {theirs}: {fastest[ours] / fastest[theirs]:.2f}")
+        ratios = [milliseconds / fastest[peer] for peer in ("FSDP2", "DDP")]
+        print(f"  {name:<22} {milliseconds:8.1f} {ratios[0]:8.2f} {ratios[1]:8.2f} {memory:9.0f}  "
+              f"{records[name][-1]['losses'][-1]:.9f}")
     sys.stdout.flush()
 
 
