@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
 #include <limits>
@@ -82,6 +83,38 @@ void add_input(Call& call, const c10::FunctionSchema& schema, const at::Tensor& 
                 ") with DTensors; make it one with cleave::distribute_tensor");
   }
   call.inputs.push_back(std::move(input));
+}
+
+// Formulas of derivatives make plain tensors of zeros next to gradients (split, for example), the same
+// on every rank: they are replicated ones.
+void adopt_plain(c10::IValue* args, size_t count) {
+  if (!torch::autograd::get_current_node()) return;
+  DeviceMesh mesh;
+  bool plain = false;
+  const auto look = [&](const at::Tensor& tensor) {
+    if (is_dtensor(tensor)) mesh = dtensor_impl(tensor)->spec()->mesh();
+    else plain |= tensor.defined() && tensor.dim() > 0;
+  };
+  const auto adopted = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || is_dtensor(tensor) || tensor.dim() == 0) return tensor;
+    return make_dtensor(tensor, std::make_shared<const DTensorSpec>(
+                                    mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()),
+                                    tensor.sizes().vec(), tensor.scalar_type()));
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (args[i].isTensor()) look(args[i].toTensor());
+    if (args[i].isTensorList()) {
+      for (const at::Tensor& tensor : args[i].toTensorVector()) look(tensor);
+    }
+  }
+  if (!plain || !mesh.defined()) return;
+  for (size_t i = 0; i < count; ++i) {
+    if (args[i].isTensor()) args[i] = adopted(args[i].toTensor());
+    if (!args[i].isTensorList()) continue;
+    auto tensors = args[i].toTensorVector();
+    for (auto& tensor : tensors) tensor = adopted(tensor);
+    args[i] = c10::List<at::Tensor>(tensors);
+  }
 }
 
 Call read(const c10::FunctionSchema& schema, const c10::IValue* args) {
@@ -269,6 +302,7 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto base = stack->size() - schema.arguments().size();
   auto* args = stack->data() + base;
+  adopt_plain(args, schema.arguments().size());
   const auto call = read(schema, args);
   TORCH_CHECK(call.mesh.defined(), "cleave: ", schema.name(), " without a DTensor");
   if (!resolved.rule) refuse(call);
@@ -286,6 +320,7 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   }
 
   const auto& written = localiser.write_back();
+  for (const auto& tensor : written) dtensor_impl(tensor)->bump_origin();
   const auto results = stack->size() - schema.returns().size();
   size_t output = 0, in_place = 0;
   for (size_t i = 0; i < schema.returns().size(); ++i) {
@@ -316,6 +351,10 @@ void register_all() {
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) continue;
     const auto op = dispatcher.findOp(name);
+    // Composite, but makes plain tensors of its own.
+    if (name.name == "aten::value_selecting_reduction_backward") {
+      aten->impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
+    }
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
         !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {

@@ -14,20 +14,26 @@ DTensorImpl::DTensorImpl(at::Tensor local, SpecPtr spec)
   set_storage_access_should_throw();
 }
 
+c10::intrusive_ptr<DTensorImpl> DTensorImpl::copy(bool allow_change) const {
+  auto result = c10::make_intrusive<DTensorImpl>(local_, spec_);
+  if (origin_) result->origin_ = origin_;
+  else if (version_counter().enabled()) result->origin_ = version_counter();
+  result->set_allow_tensor_metadata_change(allow_change);
+  return result;
+}
+
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
     const c10::VariableVersion& version, bool allow_change) const {
-  auto copy = c10::make_intrusive<DTensorImpl>(local_, spec_);
-  copy->set_version_counter(version);
-  copy->set_allow_tensor_metadata_change(allow_change);
-  return copy;
+  auto result = copy(allow_change);
+  result->set_version_counter(version);
+  return result;
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
     c10::VariableVersion&& version, bool allow_change) const {
-  auto copy = c10::make_intrusive<DTensorImpl>(local_, spec_);
-  copy->set_version_counter(std::move(version));
-  copy->set_allow_tensor_metadata_change(allow_change);
-  return copy;
+  auto result = copy(allow_change);
+  result->set_version_counter(std::move(version));
+  return result;
 }
 
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& other) {

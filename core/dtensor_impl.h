@@ -20,6 +20,13 @@ class DTensorImpl final : public c10::TensorImpl {
   const at::Tensor& local() const { return local_; }
   const SpecPtr& spec() const { return spec_; }
 
+  // LibTorch's optimizers write through `param.data()`, a copy with a version counter of its own. A
+  // write must show in the counter of the tensor that the copy was made of, too: an owner of the
+  // parameter tells from it that other copies of the value are stale.
+  void bump_origin() const {
+    if (origin_) origin_->bump();
+  }
+
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                               bool allow_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
@@ -30,8 +37,11 @@ class DTensorImpl final : public c10::TensorImpl {
   const char* tensorimpl_type_name() const override { return "cleave::DTensor"; }
 
  private:
+  c10::intrusive_ptr<DTensorImpl> copy(bool allow_change) const;
+
   at::Tensor local_;
   SpecPtr spec_;
+  mutable std::optional<c10::VariableVersion> origin_;
 };
 
 inline const DTensorImpl* dtensor_impl(const at::Tensor& tensor) {
