@@ -96,7 +96,10 @@ std::string Placement::str() const {
       break;
   }
   std::string text = "F(";
-  for (size_t i = 0; i < bounds_.size(); ++i) text += (i ? "," : "") + std::to_string(bounds_[i]);
+  for (size_t i = 0; i < bounds_.size(); ++i) {
+    if (i > 0) text += ',';
+    text += std::to_string(bounds_[i]);
+  }
   return text + ")";
 }
 
