@@ -8,7 +8,7 @@ target_precompile_headers(cleave_pch PRIVATE
 function(_cleave_common target)
   # The -Wno- ones are false alarms of g++ 12 inside the standard library and LibTorch at -O3.
   target_compile_options(${target} PRIVATE -Wall -Wextra -Werror
-    $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow;-Wno-maybe-uninitialized;-Wno-restrict>)
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow;-Wno-maybe-uninitialized;-Wno-restrict;-Wno-array-bounds>)
   target_precompile_headers(${target} REUSE_FROM cleave_pch)
 endfunction()
 
