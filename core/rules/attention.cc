@@ -1,4 +1,7 @@
 // Fused attention [batch, heads, tokens, features]: sharded by batch or by heads.
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
 #include "core/rules/rule.h"
 
 namespace cleave::rules {
@@ -39,11 +42,35 @@ void backward(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   propose(call, mesh_dim, proposal);
 }
 
+at::Tensor argument(const c10::OperatorHandle& op, const c10::Stack* stack, const Call& call, const char* name) {
+  return (*stack)[stack->size() - op.schema().arguments().size() + static_cast<size_t>(call.find(name))].toTensor();
+}
+
+// The kernels divide by batch * heads: a rank without any must not call them.
+void local_forward(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call, const SpecPtr&) {
+  const auto query = argument(op, stack, call, "query");
+  if (query.numel() != 0) return op.callBoxed(stack);
+  auto sizes = query.sizes().vec();
+  sizes.back() = argument(op, stack, call, "value").size(-1);
+  const auto statistics = query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  finish(op, stack,
+         {at::zeros(sizes, query.options()),
+          at::zeros({sizes[0], sizes[1], sizes[2]}, query.options().dtype(statistics))});
+}
+
+void local_backward(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call, const SpecPtr&) {
+  const auto query = argument(op, stack, call, "query");
+  if (query.numel() != 0) return op.callBoxed(stack);
+  finish(op, stack,
+         {at::zeros_like(query), at::zeros_like(argument(op, stack, call, "key")),
+          at::zeros_like(argument(op, stack, call, "value"))});
+}
+
 }  // namespace
 
 void add_attention(Table& table) {
-  table["_scaled_dot_product_flash_attention_for_cpu"] = {forward, nullptr, nullptr};
-  table["_scaled_dot_product_flash_attention_for_cpu_backward"] = {backward, nullptr, nullptr};
+  table["_scaled_dot_product_flash_attention_for_cpu"] = {forward, local_forward, nullptr};
+  table["_scaled_dot_product_flash_attention_for_cpu_backward"] = {backward, local_backward, nullptr};
 }
 
 }  // namespace cleave::rules
