@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "core/dtensor_impl.h"
 #include "core/foreach.h"
 #include "core/redistribute.h"
@@ -60,7 +61,11 @@ const Resolved& resolve(const c10::FunctionSchema& schema) {
   if (!entry) {
     entry = std::make_unique<Resolved>();
     entry->foreach = is_foreach(schema.name());
-    const auto found = schema.name().starts_with("aten::") ? table().find(base_name(schema.name())) : table().end();
+    // A shape cannot be changed in place.
+    static const absl::flat_hash_set<std::string_view> kReshaping{
+        "aten::squeeze_", "aten::unsqueeze_", "aten::t_",      "aten::transpose_",
+        "aten::swapdims_", "aten::swapaxes_", "aten::resize_", "aten::as_strided_"};
+    const auto found = schema.name().starts_with("aten::") && !kReshaping.contains(schema.name()) ? table().find(base_name(schema.name())) : table().end();
     if (found != table().end()) entry->rule = &found->second;
   }
   return *entry;
@@ -185,8 +190,15 @@ Decision replicated(const Call& call) {
   return {std::vector<Placements>(call.inputs.size(), all), {all}, {}};
 }
 
+bool has_out(const c10::FunctionSchema& schema) {
+  for (const auto& argument : schema.arguments()) {
+    if (argument.kwarg_only() && argument.alias_info() && argument.alias_info()->isWrite()) return true;
+  }
+  return false;
+}
+
 Decision decide(const Call& call, const rules::Rule& rule) {
-  if (!rule.propose) return replicated(call);
+  if (!rule.propose || has_out(call.schema)) return replicated(call);
   Decision decision{std::vector<Placements>(call.inputs.size()), {}, {}};
   for (int64_t mesh_dim = 0; mesh_dim < call.mesh.ndim(); ++mesh_dim) {
     rules::Proposal proposal;
@@ -240,12 +252,19 @@ class Localiser {
   }
 
   // A written argument that was worked on in other placements than its own goes back.
-  const std::vector<at::Tensor>& write_back() {
+  const std::vector<at::Tensor>& write_back(const c10::FunctionSchema& schema) {
     at::AutoDispatchBelowADInplaceOrView below;
     for (auto& [original, worked, placements] : copies_) {
       const auto& spec = *dtensor_impl(original)->spec();
       const auto source = std::make_shared<const DTensorSpec>(spec.mesh(), *placements, spec.sizes(), spec.dtype());
+      TORCH_CHECK_VALUE(worked.sizes() == source->local_sizes(), "cleave: ", schema.name(), " would change the sizes ",
+                        c10::IntArrayRef(spec.sizes()), " of the DTensor it writes to");
       dtensor_impl(original)->local().copy_(redistribute_local(worked, source, spec.placements()));
+    }
+    for (const auto& tensor : written_) {
+      const auto* impl = dtensor_impl(tensor);
+      TORCH_CHECK_VALUE(impl->local().sizes() == impl->spec()->local_sizes(), "cleave: ", schema.name(),
+                        " changed the sizes of the DTensor it wrote to");
     }
     return written_;
   }
@@ -305,7 +324,7 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   adopt_plain(args, schema.arguments().size());
   const auto call = read(schema, args);
   TORCH_CHECK(call.mesh.defined(), "cleave: ", schema.name(), " without a DTensor");
-  if (!resolved.rule) refuse(call);
+  if (!resolved.rule || (resolved.rule->local && has_out(schema))) refuse(call);
   if (resolved.rule->replace && resolved.rule->replace(op, stack, call)) return;
 
   const auto decision = cached_decision(call, *resolved.rule, decide);
@@ -319,7 +338,7 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
     op.callBoxed(stack);
   }
 
-  const auto& written = localiser.write_back();
+  const auto& written = localiser.write_back(schema);
   for (const auto& tensor : written) dtensor_impl(tensor)->bump_origin();
   const auto results = stack->size() - schema.returns().size();
   size_t output = 0, in_place = 0;

@@ -181,6 +181,15 @@ TEST(Rules, RandomOpsDoNotDependOnTheLayout) {
   expect_equal(wanted, torch::zeros({5, 3}).normal_());
 }
 
+TEST(Rules, OutArgumentsKeepTheirPlacement) {
+  const auto a = distribute_tensor(noise({5, 3}), line(), {Shard(0)}), b = distribute_tensor(noise({3, 4}), line(), {Shard(1)});
+  auto out = distribute_tensor(torch::zeros({5, 4}), line(), {Shard(1)});
+  at::mm_out(out, a, b);
+  EXPECT_EQ(spec_of(out).placements()[0], Shard(1));
+  expect_close(full_tensor(out), noise({5, 3}).mm(noise({3, 4})));
+  EXPECT_THROW(out.squeeze_(), c10::Error);
+}
+
 TEST(Rules, RefusesByName) {
   const auto value = distribute_tensor(noise({4, 4}), line(), {Shard(0)});
   try {
