@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   cleave::InitOptions options;
   options.timeout = std::chrono::seconds(60);
+  if (const char* backend = std::getenv("CLEAVE_TEST_BACKEND")) options.backend = backend;
   joined = std::make_unique<cleave::World>(cleave::init(options));
   line_mesh = cleave::init_device_mesh(world(), {world().size()}, {"dp"});
   if (world().size() == 4) square_mesh = cleave::init_device_mesh(world(), {2, 2}, {"dp", "tp"});
