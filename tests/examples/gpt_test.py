@@ -21,7 +21,7 @@ TOLERANCE = 1e-6
 
 def launch(ranks, *args, timeout=120):
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.run([LAUNCHER, "-n", str(ranks), *args], capture_output=True, text=True,
+    return subprocess.run([LAUNCHER, "-n", str(ranks), *args], capture_output=True, text=True, errors="replace",
                           env=environment, timeout=timeout)
 
 
