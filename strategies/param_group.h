@@ -67,6 +67,8 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void begin_write() { ++writers_; }  // an Unshard scope
   void end_write();                   // takes what was written into the shard
 
+  void shard_written() { version_.bump(); }  // what was gathered before is stale
+
   // Gradients
   void gradient_arrived(int index);   // from autograd, after the member's grad() was accumulated
   void finish_backward();             // reduces what arrived if the pass ended with some missing

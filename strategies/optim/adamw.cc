@@ -78,7 +78,10 @@ void AdamW::step() {
                         options_.lr, options_.beta1, options_.beta2, options_.weight_decay, options_.eps,
                         /*amsgrad=*/false, /*maximize=*/false);
     };
+    state.group->shard_written();  // the list op does not grow its tensors' versions
     if (state.pieces.empty() && ready < state.group->params().size()) state.split();
+    // The fused kernel leaves versions alone, and a kept whole parameter is gathered again by its version.
+    state.group->shard().unsafeGetTensorImpl()->bump_version();
     if (state.pieces.empty()) {
       apply(state.all);
       continue;
