@@ -4,9 +4,9 @@
 
 namespace cleave {
 
-FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int64_t ranks) : ranks(ranks), offsets{0} {
+FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int64_t ranks, int64_t align) : ranks(ranks), offsets{0} {
   for (const int64_t numel : numels) offsets.push_back(offsets.back() + numel);
-  shard = (offsets.back() + ranks - 1) / ranks;
+  shard = (offsets.back() + ranks * align - 1) / (ranks * align) * align;
   padded = shard * ranks;
 }
 

@@ -1,7 +1,8 @@
 // Where each parameter of a group lies in the group's flat buffer. Pure: no ranks needed.
 //
 // Parameters lie one behind another in registration order; the end is padded with zeros to a multiple
-// of the rank count N. Rank r owns elements [r * S, (r + 1) * S), S = padded / N. A parameter's part on
+// of `align` elements for each of the N ranks, so that vector kernels see no odd tails inside the buffer
+// and treat an element alike whatever N is. Rank r owns elements [r * S, (r + 1) * S), S = padded / N. A parameter's part on
 // a rank is therefore a range of its flattened self: the RaggedShard placement.
 #pragma once
 
@@ -10,9 +11,12 @@
 
 namespace cleave {
 
+// Elements; 64 bytes of the narrowest type, one AVX-512 register.
+inline constexpr int64_t kShardAlign = 64;
+
 struct FlatLayout {
   FlatLayout() = default;
-  FlatLayout(const std::vector<int64_t>& numels, int64_t ranks);
+  FlatLayout(const std::vector<int64_t>& numels, int64_t ranks, int64_t align = 1);
 
   // N + 1 ascending indices into parameter `index`, rank r's part being [b[r], b[r + 1]).
   std::vector<int64_t> bounds(size_t index) const;

@@ -43,7 +43,7 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
   for (const auto& member : members) numels.push_back(member.numel());
   const int64_t ranks = shard_group_->size();
   const int64_t rank = shard_group_->rank();
-  layout_ = FlatLayout(numels, ranks);
+  layout_ = FlatLayout(numels, ranks, kShardAlign);
   options_of_flat_ = members[0].options().requires_grad(false);
   element_size_ = members[0].element_size();
 

@@ -18,6 +18,12 @@ TEST(FlatLayout, PadsAndSplits) {
   EXPECT_EQ(layout.shard_end(3, 3), 1);
 }
 
+TEST(FlatLayout, ShardsAreAligned) {
+  const FlatLayout layout({100, 30}, 2, 64);
+  EXPECT_EQ(layout.shard, 128);
+  EXPECT_EQ(layout.padded, 256);
+}
+
 TEST(FlatLayout, EveryElementHasOneOwner) {
   for (int64_t ranks = 1; ranks <= 7; ++ranks) {
     const std::vector<int64_t> numels{3, 17, 1, 0, 8};
