@@ -17,6 +17,9 @@ STRATEGIES = ("NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD", "HYB
 # Losses before each of 12 AdamW steps, mean over 2 ranks, as DistributedDataParallel gave them.
 PEERS = json.loads((pathlib.Path(__file__).parent / "fixtures" / "losses_2_ranks.json").read_text())
 TOLERANCE = 1e-6
+# DistributedDataParallel itself lands 3.9e-6 from these figures on another processor, with Cleave within
+# 1e-7 of it: the larger model amplifies the last bit of its matrix products.
+BASE_TOLERANCE = 1e-5
 
 
 def launch(ranks, *args, timeout=120):
@@ -60,7 +63,8 @@ class Losses(unittest.TestCase):
     def test_base_equals_the_peers(self):
         for strategy in ("FULL_SHARD", "NO_SHARD"):
             with self.subTest(strategy=strategy):
-                self.assert_close(synthetic(2, strategy, preset="base"), PEERS["base"]["losses"])
+                losses = synthetic(2, strategy, preset="base")
+                self.assert_close(losses, PEERS["base"]["losses"], BASE_TOLERANCE)
 
     def test_strategies_give_the_same_bits(self):
         for ranks in (2, 3, 4):
