@@ -37,8 +37,7 @@ TEST_P(Sizes, EveryPairOnALine) {
   }
 }
 
-TEST_P(Sizes, EveryPairOnASquare) {
-  if (!square().defined()) GTEST_SKIP() << "needs four ranks";
+TEST_P(Sizes, SquareMeshEveryPair) {
   const auto full = ramp(GetParam()) + 1;
   const std::vector<Placement> each{Replicate(), Shard(0), Shard(1), Partial()};
   for (const auto& a : each)
