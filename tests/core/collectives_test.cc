@@ -131,7 +131,9 @@ TEST(Collectives, AgreeThrowsEverywhere) {
     EXPECT_NE(std::string(e.what()).find("no such file"), std::string::npos);
   }
   group.check_equal("colour", "blue");
-  if (group.size() > 1) EXPECT_ANY_THROW(group.check_equal("colour", group.rank() == 0 ? "blue" : "red"));
+  if (group.size() > 1) {
+    EXPECT_ANY_THROW(group.check_equal("colour", group.rank() == 0 ? "blue" : "red"));
+  }
 }
 
 TEST(Collectives, WrongSizesAreRefusedBeforeSending) {

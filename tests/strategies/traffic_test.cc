@@ -4,13 +4,13 @@
 namespace cleave::test {
 namespace {
 
-struct Run {
+struct StepCost {
   int64_t bytes;  // of this rank in one settled optimizer step
   MemoryStats memory;
   int64_t last_group;  // padded bytes of the group kept between forward and backward
 };
 
-Run run(Strategy strategy, int64_t micro_batches) {
+StepCost cost_of(Strategy strategy, int64_t micro_batches) {
   Mlp model;
   shard(model, line(), {.strategy = strategy});
   optim::AdamW optimizer(model, {.lr = 0.01});
@@ -40,17 +40,17 @@ TEST_P(Traffic_, FollowsTheTable) {
   const int64_t k = GetParam();
   for (auto [strategy, units] : {std::pair{Strategy::NO_SHARD, int64_t{2}}, {Strategy::SHARD_OPTIMIZER, 2},
                                  {Strategy::SHARD_GRAD_OP, k + 1}}) {
-    const Run got = run(strategy, k);
+    const StepCost got = cost_of(strategy, k);
     EXPECT_EQ(got.bytes, units * share(got.memory.padded_bytes)) << name(strategy);
   }
   // Every group is gathered twice and reduced once per micro-batch, but for the last layer, which is
   // still there when the backward begins: 3 Psi less its share.
-  const Run full = run(Strategy::FULL_SHARD, k);
+  const StepCost full = cost_of(Strategy::FULL_SHARD, k);
   EXPECT_EQ(full.bytes, k * share(3 * full.memory.padded_bytes - full.last_group));
 }
 
 TEST(Memory, FullShardHoldsItsShardAndTwoGroups) {
-  const Run full = run(Strategy::FULL_SHARD, 1);
+  const StepCost full = cost_of(Strategy::FULL_SHARD, 1);
   if (world().size() == 1) {
     EXPECT_EQ(full.memory.peak_unsharded_bytes, 0);
     return;
@@ -63,7 +63,7 @@ TEST(Memory, FullShardHoldsItsShardAndTwoGroups) {
 TEST(Memory, ShardsAreOneNth) {
   const int64_t n = world().size();
   for (auto strategy : kAll) {
-    const auto memory = run(strategy, 1).memory;
+    const auto memory = cost_of(strategy, 1).memory;
     const int stage = zero_stage(strategy);
     EXPECT_EQ(memory.parameter_bytes, stage >= 3 ? memory.padded_bytes / n : memory.padded_bytes);
     EXPECT_EQ(memory.gradient_bytes, stage >= 2 ? memory.padded_bytes / n : memory.padded_bytes);
