@@ -41,11 +41,11 @@ bench: build ## run the benchmarks
 	@set -e; for bench in $(BIN)/*_bench; do echo "== $$bench"; $$bench; done
 
 format: ## format all sources in place
-	clang-format -i $(SOURCES)
+	@clang-format -i $(SOURCES)
 
 check: ## fail on wrong format and on an include against the layers
-	clang-format --dry-run --Werror $(SOURCES)
-	python3 tools/check_layers.py
+	@clang-format --dry-run --Werror $(SOURCES)
+	@python3 tools/check_layers.py
 
 clean: ## remove what was built
 	rm -rf build

@@ -9,23 +9,30 @@ namespace cleave {
 namespace {
 
 void check_tensor(const at::Tensor& tensor, const CountedGroup& group, const char* what) {
-  TORCH_CHECK(tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_contiguous(), "cleave: ", what,
-              " on group '", group.name(), "' (rank ", group.rank(), ") needs contiguous tensors");
+  TORCH_CHECK(tensor.defined() && tensor.layout() == c10::kStrided && tensor.is_contiguous(),
+              "cleave: ", what, " on group '", group.name(), "' (rank ", group.rank(),
+              ") needs contiguous tensors");
 }
 
-double with_average(ReduceOp op, double scale, int size) { return op == ReduceOp::kAvg ? scale / size : scale; }
+double with_average(ReduceOp op, double scale, int size) {
+  return op == ReduceOp::kAvg ? scale / size : scale;
+}
 
 }  // namespace
 
 CountedGroup::CountedGroup(std::string name, std::string backend, std::vector<int> global_ranks, int rank)
-    : name_(std::move(name)), backend_(std::move(backend)), global_ranks_(std::move(global_ranks)), rank_(rank) {}
+    : name_(std::move(name)),
+      backend_(std::move(backend)),
+      global_ranks_(std::move(global_ranks)),
+      rank_(rank) {}
 
 Work CountedGroup::all_gather(at::Tensor output, at::Tensor input) {
   check_tensor(output, *this, "all_gather");
   check_tensor(input, *this, "all_gather");
   TORCH_CHECK(output.numel() == input.numel() * size() && output.scalar_type() == input.scalar_type(),
               "cleave: all_gather on group '", name_, "' (rank ", rank_, "): expected an output of ",
-              input.numel() * size(), " ", input.scalar_type(), ", got ", output.numel(), " ", output.scalar_type());
+              input.numel() * size(), " ", input.scalar_type(), ", got ", output.numel(), " ",
+              output.scalar_type());
   traffic_.add(Collective::kAllGather, static_cast<int64_t>(input.nbytes()) * (size() - 1));
   if (input.numel() == 0) return {};
   if (size() > 1) return do_all_gather(std::move(output), std::move(input));
@@ -68,7 +75,8 @@ Work CountedGroup::broadcast(at::Tensor tensor, int root) {
   check_tensor(tensor, *this, "broadcast");
   TORCH_CHECK(root >= 0 && root < size(), "cleave: broadcast on group '", name_, "': root ", root,
               " is not one of its ", size(), " ranks");
-  traffic_.add(Collective::kBroadcast, root == rank_ ? static_cast<int64_t>(tensor.nbytes()) * (size() - 1) : 0);
+  traffic_.add(Collective::kBroadcast,
+               root == rank_ ? static_cast<int64_t>(tensor.nbytes()) * (size() - 1) : 0);
   if (tensor.numel() == 0 || size() == 1) return {};
   return do_broadcast(std::move(tensor), root);
 }
@@ -161,12 +169,15 @@ class SelfGroup final : public CountedGroup {
   SelfGroup(const std::string& name, int global_rank) : CountedGroup(name, "self", {global_rank}, 0) {}
 
  private:
-  [[noreturn]] static void unreachable() { TORCH_INTERNAL_ASSERT(false, "a group of one rank sends nothing"); }
+  [[noreturn]] static void unreachable() {
+    TORCH_INTERNAL_ASSERT(false, "a group of one rank sends nothing");
+  }
   Work do_all_gather(at::Tensor, at::Tensor) override { unreachable(); }
   Work do_reduce_scatter(at::Tensor, at::Tensor, ReduceOp, double) override { unreachable(); }
   Work do_all_reduce(at::Tensor, ReduceOp, double) override { unreachable(); }
   Work do_broadcast(at::Tensor, int) override { unreachable(); }
-  Work do_all_to_all(at::Tensor, at::Tensor, const std::vector<int64_t>&, const std::vector<int64_t>&) override {
+  Work do_all_to_all(at::Tensor, at::Tensor, const std::vector<int64_t>&,
+                     const std::vector<int64_t>&) override {
     unreachable();
   }
 };

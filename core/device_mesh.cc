@@ -33,7 +33,8 @@ std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& sh
   return coordinate;
 }
 
-std::string error_in(const World& world, const std::vector<int64_t>& shape, const std::vector<std::string>& names) {
+std::string error_in(const World& world, const std::vector<int64_t>& shape,
+                     const std::vector<std::string>& names) {
   std::ostringstream error;
   if (shape.size() != names.size() || shape.empty()) {
     error << "init_device_mesh: expected one name per dimension, got " << shape.size() << " sizes and "
@@ -107,7 +108,9 @@ ProcessGroup& DeviceMesh::group() const {
   return group(0);
 }
 
-ProcessGroupPtr DeviceMesh::group_ptr(int64_t dim) const { return state_->groups.at(static_cast<size_t>(dim)); }
+ProcessGroupPtr DeviceMesh::group_ptr(int64_t dim) const {
+  return state_->groups.at(static_cast<size_t>(dim));
+}
 
 DeviceMesh DeviceMesh::operator[](std::string_view name) const {
   return (*this)[std::vector<std::string>{std::string(name)}];
@@ -152,8 +155,8 @@ DeviceMesh DeviceMesh::flatten(const std::string& name) const {
 
 bool DeviceMesh::operator==(const DeviceMesh& other) const {
   if (state_ == other.state_) return true;
-  return state_ && other.state_ && state_->shape == other.state_->shape && state_->names == other.state_->names &&
-         state_->ranks == other.state_->ranks;
+  return state_ && other.state_ && state_->shape == other.state_->shape &&
+         state_->names == other.state_->names && state_->ranks == other.state_->ranks;
 }
 
 size_t DeviceMesh::hash() const {

@@ -28,7 +28,7 @@ class DeviceMesh {
   explicit DeviceMesh(std::shared_ptr<const MeshState> state) : state_(std::move(state)) {}
 
   int64_t ndim() const;
-  int64_t size() const;         // ranks in this (sub-)mesh
+  int64_t size() const;  // ranks in this (sub-)mesh
   int64_t size(int64_t dim) const;
   const std::vector<int64_t>& shape() const;
   const std::vector<std::string>& dim_names() const;
@@ -57,7 +57,6 @@ class DeviceMesh {
   std::shared_ptr<const MeshState> state_;
 };
 
-DeviceMesh init_device_mesh(const World& world, std::vector<int64_t> shape,
-                            std::vector<std::string> names);
+DeviceMesh init_device_mesh(const World& world, std::vector<int64_t> shape, std::vector<std::string> names);
 
 }  // namespace cleave

@@ -63,9 +63,11 @@ const Resolved& resolve(const c10::FunctionSchema& schema) {
     entry->foreach = is_foreach(schema.name());
     // A shape cannot be changed in place.
     static const absl::flat_hash_set<std::string_view> kReshaping{
-        "aten::squeeze_", "aten::unsqueeze_", "aten::t_",      "aten::transpose_",
-        "aten::swapdims_", "aten::swapaxes_", "aten::resize_", "aten::as_strided_"};
-    const auto found = schema.name().starts_with("aten::") && !kReshaping.contains(schema.name()) ? table().find(base_name(schema.name())) : table().end();
+        "aten::squeeze_",  "aten::unsqueeze_", "aten::t_",      "aten::transpose_",
+        "aten::swapdims_", "aten::swapaxes_",  "aten::resize_", "aten::as_strided_"};
+    const auto found = schema.name().starts_with("aten::") && !kReshaping.contains(schema.name())
+                           ? table().find(base_name(schema.name()))
+                           : table().end();
     if (found != table().end()) entry->rule = &found->second;
   }
   return *entry;
@@ -78,10 +80,12 @@ void add_input(Call& call, const c10::FunctionSchema& schema, const at::Tensor& 
   Input input{arg, written, nullptr, tensor.sizes(), tensor.numel(), 0};
   if (is_dtensor(tensor)) {
     input.spec = dtensor_impl(tensor)->spec();
-    input.bytes = static_cast<double>(input.numel * static_cast<int64_t>(c10::elementSize(input.spec->dtype())));
+    input.bytes =
+        static_cast<double>(input.numel * static_cast<int64_t>(c10::elementSize(input.spec->dtype())));
     if (!call.mesh.defined()) call.mesh = input.spec->mesh();
-    TORCH_CHECK(call.mesh.state() == input.spec->mesh().state() || call.mesh == input.spec->mesh(), "cleave: ",
-                schema.name(), " got DTensors of different meshes: ", call.mesh.str(), " and ", input.spec->mesh().str());
+    TORCH_CHECK(call.mesh.state() == input.spec->mesh().state() || call.mesh == input.spec->mesh(),
+                "cleave: ", schema.name(), " got DTensors of different meshes: ", call.mesh.str(), " and ",
+                input.spec->mesh().str());
   } else {
     TORCH_CHECK(tensor.dim() == 0 && !written, "cleave: ", schema.name(), " mixes a plain tensor (argument '",
                 schema.arguments()[static_cast<size_t>(arg)].name(), "', sizes ", tensor.sizes(),
@@ -97,8 +101,10 @@ void adopt_plain(c10::IValue* args, size_t count) {
   DeviceMesh mesh;
   bool plain = false;
   const auto look = [&](const at::Tensor& tensor) {
-    if (is_dtensor(tensor)) mesh = dtensor_impl(tensor)->spec()->mesh();
-    else plain |= tensor.defined() && tensor.dim() > 0;
+    if (is_dtensor(tensor))
+      mesh = dtensor_impl(tensor)->spec()->mesh();
+    else
+      plain |= tensor.defined() && tensor.dim() > 0;
   };
   const auto adopted = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || is_dtensor(tensor) || tensor.dim() == 0) return tensor;
@@ -129,7 +135,8 @@ Call read(const c10::FunctionSchema& schema, const c10::IValue* args) {
     if (value.isTensor()) {
       add_input(call, schema, value.toTensor(), static_cast<int>(i));
     } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) add_input(call, schema, tensor, static_cast<int>(i));
+      for (const at::Tensor& tensor : value.toTensorVector())
+        add_input(call, schema, tensor, static_cast<int>(i));
     } else if (value.isList() && !value.isIntList() && !value.isBoolList() && !value.isDoubleList()) {
       for (const c10::IValue& element : value.toListRef()) {
         if (element.isTensor()) add_input(call, schema, element.toTensor(), static_cast<int>(i));
@@ -147,7 +154,8 @@ Call read(const c10::FunctionSchema& schema, const c10::IValue* args) {
     for (int64_t i = 0; i < call.mesh.ndim(); ++i) placements += (i ? ", " : "") + input.at(i).str();
     placements += "]";
   }
-  C10_THROW_ERROR(NotImplementedError, "cleave: " + call.schema.name() + " has no sharding rule (got " + placements +
+  C10_THROW_ERROR(NotImplementedError, "cleave: " + call.schema.name() + " has no sharding rule (got " +
+                                           placements +
                                            "); redistribute to Replicate first and work on to_local()");
 }
 
@@ -167,7 +175,9 @@ double cost(const Call& call, const rules::Strategy& strategy, int64_t mesh_dim)
                              : redistribute_cost(from, to, input.bytes, call.mesh.size(mesh_dim));
     total += there;
     if (input.written && from != to) {
-      total += redistribute_cost(to.is_replicate() ? to : Replicate(), from, input.bytes, call.mesh.size(mesh_dim)) + there;
+      total += redistribute_cost(to.is_replicate() ? to : Replicate(), from, input.bytes,
+                                 call.mesh.size(mesh_dim)) +
+               there;
     }
   }
   return total;
@@ -230,7 +240,8 @@ Decision decide(const Call& call, const rules::Rule& rule) {
 // Replaces DTensors on the stack by local tensors with the placements decided on.
 class Localiser {
  public:
-  Localiser(const Call& call, const Decision& decision, c10::IValue* args) : call_(call), decision_(decision) {
+  Localiser(const Call& call, const Decision& decision, c10::IValue* args)
+      : call_(call), decision_(decision) {
     for (size_t i = 0; i < call.schema.arguments().size(); ++i) {
       auto& value = args[i];
       if (value.isTensor()) {
@@ -256,9 +267,11 @@ class Localiser {
     at::AutoDispatchBelowADInplaceOrView below;
     for (auto& [original, worked, placements] : copies_) {
       const auto& spec = *dtensor_impl(original)->spec();
-      const auto source = std::make_shared<const DTensorSpec>(spec.mesh(), *placements, spec.sizes(), spec.dtype());
-      TORCH_CHECK_VALUE(worked.sizes() == source->local_sizes(), "cleave: ", schema.name(), " would change the sizes ",
-                        c10::IntArrayRef(spec.sizes()), " of the DTensor it writes to");
+      const auto source =
+          std::make_shared<const DTensorSpec>(spec.mesh(), *placements, spec.sizes(), spec.dtype());
+      TORCH_CHECK_VALUE(worked.sizes() == source->local_sizes(), "cleave: ", schema.name(),
+                        " would change the sizes ", c10::IntArrayRef(spec.sizes()),
+                        " of the DTensor it writes to");
       dtensor_impl(original)->local().copy_(redistribute_local(worked, source, spec.placements()));
     }
     for (const auto& tensor : written_) {
@@ -303,14 +316,17 @@ class Localiser {
 SpecPtr output_spec(const Call& call, const Decision& decision, size_t k, const at::Tensor* local) {
   const auto& placements = decision.outputs[std::min(k, decision.outputs.size() - 1)];
   std::vector<int64_t> sizes;
-  if (!decision.output_sizes.empty()) sizes = decision.output_sizes[std::min(k, decision.output_sizes.size() - 1)];
+  if (!decision.output_sizes.empty())
+    sizes = decision.output_sizes[std::min(k, decision.output_sizes.size() - 1)];
   if (local) {
     if (sizes.empty()) sizes = local->sizes().vec();
     for (size_t d = 0; d < sizes.size(); ++d) {
       if (sizes[d] < 0) sizes[d] = local->size(static_cast<int64_t>(d));
     }
   }
-  const auto dtype = local ? local->scalar_type() : call.inputs[0].spec ? call.inputs[0].spec->dtype() : c10::kFloat;
+  const auto dtype = local                 ? local->scalar_type()
+                     : call.inputs[0].spec ? call.inputs[0].spec->dtype()
+                                           : c10::kFloat;
   return std::make_shared<const DTensorSpec>(call.mesh, placements, std::move(sizes), dtype);
 }
 
@@ -363,7 +379,8 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
 
 // Ops with a CompositeExplicitAutograd kernel would be decomposed before the fallback sees them.
 void register_all() {
-  static auto* const fallback = new torch::Library(torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__);
+  static auto* const fallback =
+      new torch::Library(torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__);
   fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
   static auto* const aten = new torch::Library(torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__);
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -374,7 +391,8 @@ void register_all() {
     if (name.name == "aten::value_selecting_reduction_backward") {
       aten->impl(name.name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
     }
-    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+      continue;
     if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
         !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
       continue;

@@ -53,7 +53,8 @@ SpecPtr saved(AutogradContext* context) {
 }
 
 struct RedistributeFunction : torch::autograd::Function<RedistributeFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const Placements& placements) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor,
+                            const Placements& placements) {
     save(context, dtensor_impl(tensor)->spec());
     return moved(tensor, placements);
   }
@@ -107,13 +108,16 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
       TORCH_CHECK(!placements[i].is_ragged(), "cleave: from_local needs the global sizes for a ragged shard");
       if (!placements[i].is_shard()) continue;
       const auto dim = placements[i].dim() < 0 ? placements[i].dim() + local.dim() : placements[i].dim();
-      TORCH_CHECK_INDEX(dim >= 0 && dim < local.dim(), "cleave: ", placements[i].str(), " is out of range for sizes ", local.sizes());
+      TORCH_CHECK_INDEX(dim >= 0 && dim < local.dim(), "cleave: ", placements[i].str(),
+                        " is out of range for sizes ", local.sizes());
       (*sizes)[static_cast<size_t>(dim)] *= mesh.size(static_cast<int64_t>(i));
     }
   }
-  auto spec = std::make_shared<const DTensorSpec>(mesh, std::move(placements), std::move(*sizes), local.scalar_type());
-  TORCH_CHECK_VALUE(local.sizes() == spec->local_sizes(), "cleave: from_local: the local tensor of ", spec->str(),
-                    " must have sizes ", c10::IntArrayRef(spec->local_sizes()), ", got ", local.sizes());
+  auto spec = std::make_shared<const DTensorSpec>(mesh, std::move(placements), std::move(*sizes),
+                                                  local.scalar_type());
+  TORCH_CHECK_VALUE(local.sizes() == spec->local_sizes(), "cleave: from_local: the local tensor of ",
+                    spec->str(), " must have sizes ", c10::IntArrayRef(spec->local_sizes()), ", got ",
+                    local.sizes());
   return FromLocalFunction::apply(local, SpecPtr(spec));
 }
 

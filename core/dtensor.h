@@ -38,8 +38,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
 
 // This rank's part as a plain tensor. Differentiable; the gradient is taken to have `grad_placements`,
 // by default the tensor's own (Partial: Replicate).
-at::Tensor to_local(const at::Tensor& tensor,
-                    std::optional<Placements> grad_placements = std::nullopt);
+at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
 // Changes placements. Collective over the mesh when data must move. Differentiable.
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements);

@@ -5,8 +5,8 @@
 namespace cleave {
 
 DTensorImpl::DTensorImpl(at::Tensor local, SpecPtr spec)
-    : c10::TensorImpl(c10::DispatchKeySet(kDTensorKey).add(c10::DispatchKey::ADInplaceOrView),
-                      local.dtype(), local.device()),
+    : c10::TensorImpl(c10::DispatchKeySet(kDTensorKey).add(c10::DispatchKey::ADInplaceOrView), local.dtype(),
+                      local.device()),
       local_(std::move(local)),
       spec_(std::move(spec)) {
   // The constructor of a storage-less impl adds the autograd key of our backend by itself.
@@ -16,21 +16,23 @@ DTensorImpl::DTensorImpl(at::Tensor local, SpecPtr spec)
 
 c10::intrusive_ptr<DTensorImpl> DTensorImpl::copy(bool allow_change) const {
   auto result = c10::make_intrusive<DTensorImpl>(local_, spec_);
-  if (origin_) result->origin_ = origin_;
-  else if (version_counter().enabled()) result->origin_ = version_counter();
+  if (origin_)
+    result->origin_ = origin_;
+  else if (version_counter().enabled())
+    result->origin_ = version_counter();
   result->set_allow_tensor_metadata_change(allow_change);
   return result;
 }
 
-c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
-    const c10::VariableVersion& version, bool allow_change) const {
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                         bool allow_change) const {
   auto result = copy(allow_change);
   result->set_version_counter(version);
   return result;
 }
 
-c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(
-    c10::VariableVersion&& version, bool allow_change) const {
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                         bool allow_change) const {
   auto result = copy(allow_change);
   result->set_version_counter(std::move(version));
   return result;
@@ -44,12 +46,11 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& o
   set_sizes_contiguous(spec_->sizes());
 }
 
-bool is_dtensor(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.key_set().has(kDTensorKey);
-}
+bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kDTensorKey); }
 
 static const SpecPtr& checked_spec(const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(is_dtensor(tensor), "cleave: expected a DTensor, got a plain tensor; see distribute_tensor");
+  TORCH_CHECK_TYPE(is_dtensor(tensor),
+                   "cleave: expected a DTensor, got a plain tensor; see distribute_tensor");
   return dtensor_impl(tensor)->spec();
 }
 
@@ -70,8 +71,8 @@ at::Tensor make_dtensor(at::Tensor local, SpecPtr spec) {
                     " must have sizes ", c10::IntArrayRef(expected), ", got ", local.sizes());
   TORCH_CHECK_TYPE(local.scalar_type() == spec->dtype(), "cleave: the local tensor of ", spec->str(),
                    " has dtype ", local.scalar_type());
-  return at::Tensor(c10::make_intrusive<DTensorImpl>(local.requires_grad() ? local.detach() : std::move(local),
-                                                     std::move(spec)));
+  return at::Tensor(c10::make_intrusive<DTensorImpl>(
+      local.requires_grad() ? local.detach() : std::move(local), std::move(spec)));
 }
 
 }  // namespace cleave

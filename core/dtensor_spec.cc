@@ -49,8 +49,8 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int
                          c10::ScalarType dtype)
     : mesh_(std::move(mesh)), placements_(std::move(placements)), sizes_(std::move(sizes)), dtype_(dtype) {
   TORCH_CHECK(mesh_.defined(), "cleave: a DTensor needs a mesh");
-  TORCH_CHECK(static_cast<int64_t>(placements_.size()) == mesh_.ndim(), "cleave: expected ",
-              mesh_.ndim(), " placements, one per mesh dimension, got ", placements_.size());
+  TORCH_CHECK(static_cast<int64_t>(placements_.size()) == mesh_.ndim(), "cleave: expected ", mesh_.ndim(),
+              " placements, one per mesh dimension, got ", placements_.size());
   const auto dims = static_cast<int64_t>(sizes_.size());
   bool ragged = false, sharded = false;
   for (size_t i = 0; i < placements_.size(); ++i) {

@@ -17,8 +17,7 @@ class DTensorSpec {
  public:
   // Verifies: one placement per mesh dimension, shard dims in range (negative dims are normalised),
   // ragged bounds ascending from 0 to numel with N + 1 entries. Throws otherwise.
-  DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int64_t> sizes,
-              c10::ScalarType dtype);
+  DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int64_t> sizes, c10::ScalarType dtype);
 
   const DeviceMesh& mesh() const { return mesh_; }
   const Placements& placements() const { return placements_; }

@@ -11,9 +11,10 @@ namespace {
 
 void check_same(const c10::FunctionSchema& schema, const SpecPtr& first, const at::Tensor& tensor) {
   const auto& spec = *dtensor_impl(tensor)->spec();
-  TORCH_CHECK(spec.placements() == first->placements() && spec.sizes() == first->sizes() && spec.mesh() == first->mesh(),
-              "cleave: ", schema.name(), " needs tensors of one layout at each list position, got ", first->str(), " and ",
-              spec.str(), "; redistribute one of them first");
+  TORCH_CHECK(spec.placements() == first->placements() && spec.sizes() == first->sizes() &&
+                  spec.mesh() == first->mesh(),
+              "cleave: ", schema.name(), " needs tensors of one layout at each list position, got ",
+              first->str(), " and ", spec.str(), "; redistribute one of them first");
   for (const auto& placement : spec.placements()) {
     TORCH_CHECK(!placement.is_partial(), "cleave: ", schema.name(), " on a Partial tensor ", spec.str(),
                 "; redistribute it to Replicate or Shard first");
@@ -24,7 +25,8 @@ void check_same(const c10::FunctionSchema& schema, const SpecPtr& first, const a
 void norms(c10::Stack* stack, size_t base) {
   c10::List<at::Tensor> results;
   const auto ord = (*stack)[base + 1].toScalar();
-  for (const at::Tensor& tensor : (*stack)[base].toTensorVector()) results.push_back(at::linalg_vector_norm(tensor, ord));
+  for (const at::Tensor& tensor : (*stack)[base].toTensorVector())
+    results.push_back(at::linalg_vector_norm(tensor, ord));
   torch::jit::drop(*stack, stack->size() - base);
   stack->emplace_back(std::move(results));
 }
@@ -57,7 +59,8 @@ void run_foreach(const c10::OperatorHandle& op, c10::Stack* stack) {
       for (size_t k = 0; k < tensors.size(); ++k) {
         if (!is_dtensor(tensors[k])) {
           TORCH_CHECK(!tensors[k].defined() || tensors[k].numel() == 1, "cleave: ", schema.name(),
-                      " got a plain tensor of sizes ", tensors[k].sizes(), " next to DTensors; see distribute_tensor");
+                      " got a plain tensor of sizes ", tensors[k].sizes(),
+                      " next to DTensors; see distribute_tensor");
           continue;
         }
         if (specs.size() <= k) specs.resize(tensors.size());
@@ -80,8 +83,9 @@ void run_foreach(const c10::OperatorHandle& op, c10::Stack* stack) {
     auto tensors = (*stack)[i].toTensorVector();
     for (size_t k = 0; k < tensors.size(); ++k) {
       const auto& spec = *specs.at(k);
-      tensors[k] = make_dtensor(tensors[k], std::make_shared<const DTensorSpec>(spec.mesh(), spec.placements(), spec.sizes(),
-                                                                                tensors[k].scalar_type()));
+      tensors[k] = make_dtensor(
+          tensors[k], std::make_shared<const DTensorSpec>(spec.mesh(), spec.placements(), spec.sizes(),
+                                                          tensors[k].scalar_type()));
     }
     (*stack)[i] = c10::List<at::Tensor>(tensors);
   }

@@ -51,7 +51,8 @@ class GlooGroup final : public CountedGroup {
   }
 
   // This rank's terms from everyone, then their sum in rank order: the least bytes, a fixed order.
-  Work scatter(at::Tensor output, at::Tensor input, const std::vector<int64_t>& splits, ReduceOp op, double scale) {
+  Work scatter(at::Tensor output, at::Tensor input, const std::vector<int64_t>& splits, ReduceOp op,
+               double scale) {
     const int64_t own = splits[static_cast<size_t>(rank())];
     at::Tensor terms = at::empty({own * size()}, input.options());
     std::vector<int64_t> output_splits(static_cast<size_t>(size()), own), input_splits = splits;
@@ -76,7 +77,8 @@ class GlooGroup final : public CountedGroup {
     at::Tensor flat = tensor.view(-1);
     const int64_t chunk = (flat.numel() + size() - 1) / size();
     std::vector<int64_t> splits;
-    for (int r = 0; r < size(); ++r) splits.push_back(std::clamp<int64_t>(flat.numel() - r * chunk, 0, chunk));
+    for (int r = 0; r < size(); ++r)
+      splits.push_back(std::clamp<int64_t>(flat.numel() - r * chunk, 0, chunk));
     at::Tensor own = at::zeros({chunk}, flat.options());
     scatter(own.narrow(0, 0, splits[static_cast<size_t>(rank())]), flat, splits, op, scale).wait();
     at::Tensor all = at::empty({chunk * size()}, flat.options());

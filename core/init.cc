@@ -55,13 +55,13 @@ shm::Exchange exchange_over(c10::intrusive_ptr<c10d::Store> store) {
 // The backend that "auto" means. Uses what all ranks share, so all choose alike.
 std::string resolve(const InitOptions& options, const LaunchEnvironment& env,
                     const c10::intrusive_ptr<c10d::Store>& store) {
-  TORCH_CHECK_VALUE(options.device == "cpu" || options.device == "cuda", "cleave: device must be 'cpu' or 'cuda', got '",
-                    options.device, "'");
+  TORCH_CHECK_VALUE(options.device == "cpu" || options.device == "cuda",
+                    "cleave: device must be 'cpu' or 'cuda', got '", options.device, "'");
   const std::string& wish = options.backend;
   TORCH_CHECK_VALUE(wish == "auto" || wish == "shm" || wish == "gloo" || wish == "nccl",
                     "cleave: backend must be auto, shm, gloo or nccl, got '", wish, "'");
-  TORCH_CHECK_VALUE((options.device == "cuda") == (wish == "nccl") || wish == "auto", "cleave: backend '", wish,
-                    "' does not serve device '", options.device, "' (cpu: shm or gloo; cuda: nccl)");
+  TORCH_CHECK_VALUE((options.device == "cuda") == (wish == "nccl") || wish == "auto", "cleave: backend '",
+                    wish, "' does not serve device '", options.device, "' (cpu: shm or gloo; cuda: nccl)");
   if (env.size == 1) return "self";
   if (wish != "auto") return wish;
   if (options.device == "cuda") return "nccl";
@@ -79,7 +79,8 @@ ProcessGroupPtr make_group(const WorldState& world, const std::vector<int>& rank
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] == world.env.rank) rank = static_cast<int>(i);
   }
-  TORCH_CHECK(rank >= 0, "cleave: group '", name, "' of ranks ", ranks, " does not contain this rank ", world.env.rank);
+  TORCH_CHECK(rank >= 0, "cleave: group '", name, "' of ranks ", ranks, " does not contain this rank ",
+              world.env.rank);
   if (ranks.size() == 1) return make_self_group(name, world.env.rank);
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store);
   const auto timeout = world.options.timeout;
@@ -115,7 +116,8 @@ const ProcessGroupPtr& World::group() const { return state->group; }
 
 ProcessGroupPtr World::new_group(const std::vector<int>& ranks, const std::string& name) const {
   TORCH_CHECK(!ranks.empty(), "cleave: group '", name, "' has no ranks");
-  const std::string prefix = "group" + std::to_string(state->groups_made++) + "." + std::to_string(ranks.front());
+  const std::string prefix =
+      "group" + std::to_string(state->groups_made++) + "." + std::to_string(ranks.front());
   return make_group(*state, ranks, name, prefix);
 }
 

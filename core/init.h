@@ -18,8 +18,8 @@ namespace cleave {
 
 struct InitOptions {
   // "auto": shm where all ranks share this host, else gloo (CPU); nccl (CUDA).
-  std::string backend = "auto";  // "auto", "shm", "gloo", "nccl"
-  std::string device = "cpu";    // "cpu", "cuda"
+  std::string backend = "auto";                                   // "auto", "shm", "gloo", "nccl"
+  std::string device = "cpu";                                     // "cpu", "cuda"
   std::chrono::milliseconds timeout = std::chrono::seconds(300);  // of every collective
 };
 

@@ -11,8 +11,8 @@ namespace {
 int number(const std::string& variable, const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  TORCH_CHECK_VALUE(error == std::errc() && end == text.data() + text.size() && value >= 0, "cleave: environment variable ",
-                    variable, " must be a whole number, got '", text, "'");
+  TORCH_CHECK_VALUE(error == std::errc() && end == text.data() + text.size() && value >= 0,
+                    "cleave: environment variable ", variable, " must be a whole number, got '", text, "'");
   return value;
 }
 
@@ -24,8 +24,8 @@ class Reader {
   Reader(const GetEnv& get, std::string launcher) : get_(get), launcher_(std::move(launcher)) {}
   int required(const std::string& variable) const {
     const auto text = get_(variable);
-    TORCH_CHECK_VALUE(text.has_value(), "cleave: the environment of launcher '", launcher_, "' is half set: ", variable,
-                      " is missing");
+    TORCH_CHECK_VALUE(text.has_value(), "cleave: the environment of launcher '", launcher_,
+                      "' is half set: ", variable, " is missing");
     return number(variable, *text);
   }
   int optional(const std::string& variable, int otherwise) const {
@@ -40,10 +40,11 @@ class Reader {
 
 void check(const LaunchEnvironment& env) {
   TORCH_CHECK_VALUE(env.size >= 1 && env.rank < env.size && env.local_rank < env.local_size,
-                    "cleave: launcher '", env.launcher, "' set rank ", env.rank, " of ", env.size, ", local rank ",
-                    env.local_rank, " of ", env.local_size);
-  TORCH_CHECK_VALUE(env.size == 1 || env.master_port > 0, "cleave: ", env.size,
-                    " ranks need MASTER_ADDR and MASTER_PORT of rank 0 in the environment; MASTER_PORT is missing");
+                    "cleave: launcher '", env.launcher, "' set rank ", env.rank, " of ", env.size,
+                    ", local rank ", env.local_rank, " of ", env.local_size);
+  TORCH_CHECK_VALUE(
+      env.size == 1 || env.master_port > 0, "cleave: ", env.size,
+      " ranks need MASTER_ADDR and MASTER_PORT of rank 0 in the environment; MASTER_PORT is missing");
 }
 
 }  // namespace
@@ -68,7 +69,8 @@ LaunchEnvironment read_launch_environment(const GetEnv& get) {
     env.launcher = "slurm";
     const Reader read(get, env.launcher);
     env.rank = read.required("SLURM_PROCID");
-    env.size = get("SLURM_STEP_NUM_TASKS") ? read.required("SLURM_STEP_NUM_TASKS") : read.required("SLURM_NTASKS");
+    env.size =
+        get("SLURM_STEP_NUM_TASKS") ? read.required("SLURM_STEP_NUM_TASKS") : read.required("SLURM_NTASKS");
     env.local_rank = read.required("SLURM_LOCALID");
     const auto tasks = get("SLURM_STEP_TASKS_PER_NODE");
     env.local_size = tasks ? first_number(*tasks) : env.size;
@@ -78,9 +80,11 @@ LaunchEnvironment read_launch_environment(const GetEnv& get) {
   const Reader read(get, env.launcher);
   env.master_port = read.optional("MASTER_PORT", 0);
   // Without a port, all tasks of one Open MPI or SLURM job can derive the same one.
-  if (env.master_port == 0 && env.launcher == "slurm") env.master_port = 20000 + read.optional("SLURM_JOB_ID", 0) % 20000;
+  if (env.master_port == 0 && env.launcher == "slurm")
+    env.master_port = 20000 + read.optional("SLURM_JOB_ID", 0) % 20000;
   if (env.rank == 0) {
-    if (const auto fd = get("CLEAVE_MASTER_LISTEN_FD")) env.listen_fd = number("CLEAVE_MASTER_LISTEN_FD", *fd);
+    if (const auto fd = get("CLEAVE_MASTER_LISTEN_FD"))
+      env.listen_fd = number("CLEAVE_MASTER_LISTEN_FD", *fd);
   }
   check(env);
   return env;

@@ -12,10 +12,10 @@ struct LaunchEnvironment {
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
-  std::string launcher = "none";   // "torchrun" (also cleave-run), "openmpi", "slurm", "none"
+  std::string launcher = "none";  // "torchrun" (also cleave-run), "openmpi", "slurm", "none"
   std::string master_address = "127.0.0.1";
   int master_port = 0;
-  std::optional<int> listen_fd;    // rank 0: a socket that listens on master_port already
+  std::optional<int> listen_fd;  // rank 0: a socket that listens on master_port already
 };
 
 using GetEnv = std::function<std::optional<std::string>(const std::string&)>;

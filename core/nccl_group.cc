@@ -35,10 +35,14 @@ Work finish(c10dWork work, at::Tensor result, double scale = 1.0) {
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
-    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
-    default: return c10d::ReduceOp::SUM;  // the average is in the scale
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+    default:
+      return c10d::ReduceOp::SUM;  // the average is in the scale
   }
 }
 
@@ -100,9 +104,10 @@ ProcessGroupPtr make_nccl_group(const std::string& name, std::vector<int> global
 
 namespace cleave {
 
-ProcessGroupPtr make_nccl_group(const std::string& name, std::vector<int>, int, c10::intrusive_ptr<c10d::Store>,
-                                std::chrono::milliseconds) {
-  TORCH_CHECK(false, "cleave: group '", name, "' asks for the nccl backend, but this is a CPU build (CLEAVE_CUDA)");
+ProcessGroupPtr make_nccl_group(const std::string& name, std::vector<int>, int,
+                                c10::intrusive_ptr<c10d::Store>, std::chrono::milliseconds) {
+  TORCH_CHECK(false, "cleave: group '", name,
+              "' asks for the nccl backend, but this is a CPU build (CLEAVE_CUDA)");
 }
 
 }  // namespace cleave

@@ -23,15 +23,20 @@ CLEAVE_CLONES void add_two(float* out, const float* a, const float* b, int64_t n
 }
 
 template <class T>
-using Accumulator = std::conditional_t<std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>, float, T>;
+using Accumulator =
+    std::conditional_t<std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>, float, T>;
 
 template <class A>
 A combine(A a, A b, ReduceOp op) {
   switch (op) {
-    case ReduceOp::kMin: return std::min(a, b);
-    case ReduceOp::kMax: return std::max(a, b);
-    case ReduceOp::kProduct: return static_cast<A>(a * b);
-    default: return static_cast<A>(a + b);
+    case ReduceOp::kMin:
+      return std::min(a, b);
+    case ReduceOp::kMax:
+      return std::max(a, b);
+    case ReduceOp::kProduct:
+      return static_cast<A>(a * b);
+    default:
+      return static_cast<A>(a + b);
   }
 }
 
@@ -70,20 +75,29 @@ void ordered_reduce(void* out, const void* const* terms, int count, int64_t nume
   switch (dtype) {
     case c10::kFloat:
       if (count == 2 && sums) {
-        add_two(static_cast<float*>(out), static_cast<const float*>(terms[0]), static_cast<const float*>(terms[1]),
-                numel, static_cast<float>(scale));
+        add_two(static_cast<float*>(out), static_cast<const float*>(terms[0]),
+                static_cast<const float*>(terms[1]), numel, static_cast<float>(scale));
         return;
       }
       return reduce(static_cast<float*>(out), terms, count, numel, op, scale);
-    case c10::kDouble: return reduce(static_cast<double*>(out), terms, count, numel, op, scale);
-    case c10::kBFloat16: return reduce(static_cast<c10::BFloat16*>(out), terms, count, numel, op, scale);
-    case c10::kHalf: return reduce(static_cast<c10::Half*>(out), terms, count, numel, op, scale);
-    case c10::kLong: return reduce(static_cast<int64_t*>(out), terms, count, numel, op, scale);
-    case c10::kInt: return reduce(static_cast<int32_t*>(out), terms, count, numel, op, scale);
-    case c10::kShort: return reduce(static_cast<int16_t*>(out), terms, count, numel, op, scale);
-    case c10::kChar: return reduce(static_cast<int8_t*>(out), terms, count, numel, op, scale);
-    case c10::kByte: return reduce(static_cast<uint8_t*>(out), terms, count, numel, op, scale);
-    default: TORCH_CHECK(false, "cleave: a reduction of ", dtype, " is not supported");
+    case c10::kDouble:
+      return reduce(static_cast<double*>(out), terms, count, numel, op, scale);
+    case c10::kBFloat16:
+      return reduce(static_cast<c10::BFloat16*>(out), terms, count, numel, op, scale);
+    case c10::kHalf:
+      return reduce(static_cast<c10::Half*>(out), terms, count, numel, op, scale);
+    case c10::kLong:
+      return reduce(static_cast<int64_t*>(out), terms, count, numel, op, scale);
+    case c10::kInt:
+      return reduce(static_cast<int32_t*>(out), terms, count, numel, op, scale);
+    case c10::kShort:
+      return reduce(static_cast<int16_t*>(out), terms, count, numel, op, scale);
+    case c10::kChar:
+      return reduce(static_cast<int8_t*>(out), terms, count, numel, op, scale);
+    case c10::kByte:
+      return reduce(static_cast<uint8_t*>(out), terms, count, numel, op, scale);
+    default:
+      TORCH_CHECK(false, "cleave: a reduction of ", dtype, " is not supported");
   }
 }
 

@@ -142,8 +142,8 @@ void FaultableParam::attach(const at::Tensor& param, FaultHandler* handler, int 
                      param.device()),
         nullptr, /*resizable=*/false);
   };
-  auto* context = new FaultContext{handler, index, this, std::move(keep_alive),
-                                   sharded.unsafeGetTensorImpl(), sharded.requires_grad()};
+  auto* context = new FaultContext{
+      handler, index, this, std::move(keep_alive), sharded.unsafeGetTensorImpl(), sharded.requires_grad()};
   auto storage = make_storage(nullptr);
   storage_ = storage.get();
   // Carries the flag that refuses access; swapped with the parameter's own storage, so that a release

@@ -24,7 +24,9 @@ class FaultHandler {
   virtual ~FaultHandler() = default;
 
   // Whether every parameter is present, up to date, and this handler was the last one touched.
-  bool ready() const { return *last_touched_ == this && present_ && seen_version_ == version_.current_version(); }
+  bool ready() const {
+    return *last_touched_ == this && present_ && seen_version_ == version_.current_version();
+  }
 
   // Called when ready() is false, before an op reads parameter `index`. Must leave the memory present.
   // May communicate, so all ranks must run the same ops.
@@ -40,8 +42,8 @@ class FaultHandler {
  protected:
   FaultHandler** last_touched_ = nullptr;  // shared by the handlers of one schedule
   bool present_ = false;
-  uint32_t seen_version_ = 0;      // of version_, when the memory was last brought up to date
-  c10::VariableVersion version_;   // grows when the optimizer writes the shard
+  uint32_t seen_version_ = 0;     // of version_, when the memory was last brought up to date
+  c10::VariableVersion version_;  // grows when the optimizer writes the shard
 };
 
 // One parameter's faultable storage.
@@ -60,7 +62,7 @@ class FaultableParam {
 
  private:
   friend struct FaultContext;
-  c10::StorageImpl* storage_ = nullptr;  // not owned; nulled when the storage dies
+  c10::StorageImpl* storage_ = nullptr;          // not owned; nulled when the storage dies
   c10::intrusive_ptr<c10::StorageImpl> absent_;  // swapped in while there is no memory
   bool has_memory_ = false;
   size_t nbytes_ = 0;

@@ -66,8 +66,8 @@ class Parser {
     return value;
   }
   [[noreturn]] void fail(const std::string& wanted) const {
-    TORCH_CHECK_VALUE(false, "cleave: cannot parse placement '", text_, "' at position ", pos_,
-                      ": expected ", wanted);
+    TORCH_CHECK_VALUE(false, "cleave: cannot parse placement '", text_, "' at position ", pos_, ": expected ",
+                      wanted);
     std::abort();
   }
 

@@ -27,9 +27,9 @@ class Placement {
   bool is_shard(int64_t dim) const { return is_shard() && dim_ == dim; }
   bool is_partial() const { return kind_ == Kind::kPartial; }
   bool is_ragged() const { return kind_ == Kind::kRaggedShard; }
-  int64_t dim() const { return dim_; }                             // of Shard
-  ReduceOp op() const { return op_; }                              // of Partial
-  const std::vector<int64_t>& bounds() const { return bounds_; }   // of RaggedShard, N + 1 values
+  int64_t dim() const { return dim_; }                            // of Shard
+  ReduceOp op() const { return op_; }                             // of Partial
+  const std::vector<int64_t>& bounds() const { return bounds_; }  // of RaggedShard, N + 1 values
 
   bool operator==(const Placement& other) const = default;
   size_t hash() const;

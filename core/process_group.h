@@ -51,8 +51,8 @@ class ProcessGroup {
 
   virtual int rank() const = 0;  // within the group
   virtual int size() const = 0;
-  virtual const std::string& name() const = 0;           // for messages, for example "dp"
-  virtual const std::string& backend() const = 0;        // "shm", "gloo", "nccl", or "self" for one rank
+  virtual const std::string& name() const = 0;               // for messages, for example "dp"
+  virtual const std::string& backend() const = 0;            // "shm", "gloo", "nccl", or "self" for one rank
   virtual const std::vector<int>& global_ranks() const = 0;  // world rank of each member
 
   // output: size() * input.numel() elements, rank r's input at r * input.numel(). The input may be

@@ -132,7 +132,8 @@ class Executor {
 
   at::Tensor slice() const {
     if (to_.is_ragged()) {
-      return local_.reshape({-1}).narrow(0, to_.bounds()[static_cast<size_t>(rank_)], range(to_.bounds(), rank_));
+      return local_.reshape({-1}).narrow(0, to_.bounds()[static_cast<size_t>(rank_)],
+                                         range(to_.bounds(), rank_));
     }
     const Cut cut{local_.size(to_.dim()), ranks_};
     return local_.narrow(to_.dim(), cut.begin(rank_), cut.length(rank_)).contiguous();

@@ -73,7 +73,8 @@ class Planner {
     if (current()[i] == to) return;
     auto next = current();
     next[i] = to;
-    auto after = std::make_shared<const DTensorSpec>(spec_->mesh(), std::move(next), spec_->sizes(), spec_->dtype());
+    auto after =
+        std::make_shared<const DTensorSpec>(spec_->mesh(), std::move(next), spec_->sizes(), spec_->dtype());
     steps_.push_back({kind_of(current()[i], to), static_cast<int64_t>(i), spec_, after});
     spec_ = std::move(after);
   }

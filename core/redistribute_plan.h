@@ -24,7 +24,8 @@ struct RedistributeStep {
   SpecPtr before;
   SpecPtr after;
   bool operator==(const RedistributeStep& other) const {
-    return kind == other.kind && mesh_dim == other.mesh_dim && *before == *other.before && *after == *other.after;
+    return kind == other.kind && mesh_dim == other.mesh_dim && *before == *other.before &&
+           *after == *other.after;
   }
   std::string str() const;  // "all_gather over mesh dim 1"
 };

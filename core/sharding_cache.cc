@@ -42,7 +42,8 @@ void add(Key& key, const c10::IValue& value) {
 
 }  // namespace
 
-std::shared_ptr<const Decision> cached_decision(const rules::Call& call, const rules::Rule& rule, Decide decide) {
+std::shared_ptr<const Decision> cached_decision(const rules::Call& call, const rules::Rule& rule,
+                                                Decide decide) {
   thread_local absl::flat_hash_map<Key, std::shared_ptr<const Decision>> cache;
   Key key{reinterpret_cast<int64_t>(&call.schema)};
   for (const auto& input : call.inputs) add(key, input);

@@ -17,6 +17,7 @@ struct Decision {
 using Decide = Decision (*)(const rules::Call&, const rules::Rule&);
 
 // The remembered decision, or that of `decide`. Holds no mesh. One cache per thread.
-std::shared_ptr<const Decision> cached_decision(const rules::Call& call, const rules::Rule& rule, Decide decide);
+std::shared_ptr<const Decision> cached_decision(const rules::Call& call, const rules::Rule& rule,
+                                                Decide decide);
 
 }  // namespace cleave

@@ -4,7 +4,8 @@
 
 namespace cleave {
 
-FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int64_t ranks, int64_t align) : ranks(ranks), offsets{0} {
+FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int64_t ranks, int64_t align)
+    : ranks(ranks), offsets{0} {
   for (const int64_t numel : numels) offsets.push_back(offsets.back() + numel);
   shard = (offsets.back() + ranks * align - 1) / (ranks * align) * align;
   padded = shard * ranks;
@@ -13,7 +14,8 @@ FlatLayout::FlatLayout(const std::vector<int64_t>& numels, int64_t ranks, int64_
 std::vector<int64_t> FlatLayout::bounds(size_t index) const {
   std::vector<int64_t> result;
   for (int64_t rank = 0; rank <= ranks; ++rank) {
-    result.push_back(std::clamp<int64_t>(rank * shard - offsets[index], 0, offsets[index + 1] - offsets[index]));
+    result.push_back(
+        std::clamp<int64_t>(rank * shard - offsets[index], 0, offsets[index + 1] - offsets[index]));
   }
   return result;
 }

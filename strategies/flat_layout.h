@@ -2,8 +2,8 @@
 //
 // Parameters lie one behind another in registration order; the end is padded with zeros to a multiple
 // of `align` elements for each of the N ranks, so that vector kernels see no odd tails inside the buffer
-// and treat an element alike whatever N is. Rank r owns elements [r * S, (r + 1) * S), S = padded / N. A parameter's part on
-// a rank is therefore a range of its flattened self: the RaggedShard placement.
+// and treat an element alike whatever N is. Rank r owns elements [r * S, (r + 1) * S), S = padded / N. A
+// parameter's part on a rank is therefore a range of its flattened self: the RaggedShard placement.
 #pragma once
 
 #include <cstdint>

@@ -31,14 +31,16 @@ std::string local_error(const std::string& module, const DeviceMesh& mesh, const
     if (!tensor.is_floating_point()) {
       error << what << " is " << tensor.scalar_type() << "; only floating-point parameters can be sharded";
     } else if (tensor.layout() != c10::kStrided || !tensor.is_contiguous()) {
-      error << what << " is not contiguous (sizes " << tensor.sizes() << ", strides " << tensor.strides() << ")";
+      error << what << " is not contiguous (sizes " << tensor.sizes() << ", strides " << tensor.strides()
+            << ")";
     } else if (tensor.device().str().substr(0, 4) != mesh.device().substr(0, 4)) {
       error << what << " is on " << tensor.device() << ", the mesh on " << mesh.device();
     } else if (is_dtensor(tensor)) {
       error << what << " is a DTensor already, but of no fully_shard group";
     } else if (first != nullptr && tensor.scalar_type() != first->scalar_type()) {
-      error << what << " is " << tensor.scalar_type() << ", but '" << entries[0].name << "' of the same group is "
-            << first->scalar_type() << "; give modules of different dtypes to fully_shard of their own";
+      error << what << " is " << tensor.scalar_type() << ", but '" << entries[0].name
+            << "' of the same group is " << first->scalar_type()
+            << "; give modules of different dtypes to fully_shard of their own";
     }
     if (!error.str().empty()) break;
     if (first == nullptr) first = &tensor;

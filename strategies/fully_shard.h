@@ -34,8 +34,7 @@ struct FullyShardOptions {
 // changed, when the ranks' parameters differ in name, shape or dtype, when a parameter is not
 // floating, not contiguous, or of another dtype than its group, and when the mesh does not fit.
 // HYBRID_SHARD on a 1-D mesh: one replica.
-void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh,
-                 const FullyShardOptions& options = {});
+void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 // Copies rank 0's values to all ranks (parameters after fully_shard: of each shard's replicas and
 // whole values through an unshard scope). Collective.
@@ -78,12 +77,12 @@ void reset(torch::nn::Module& module);
 
 // Bytes this rank holds for a sharded module, by kind.
 struct MemoryStats {
-  int64_t parameter_bytes = 0;        // shards, or whole parameters where the strategy keeps them
-  int64_t gradient_bytes = 0;         // persistent gradient buffers
-  int64_t live_unsharded_bytes = 0;   // gathered now, beyond parameter_bytes
-  int64_t peak_unsharded_bytes = 0;   // highest live_unsharded_bytes so far
-  int64_t largest_group_bytes = 0;    // padded bytes of the largest group
-  int64_t padded_bytes = 0;           // Psi: padded bytes of all groups together
+  int64_t parameter_bytes = 0;       // shards, or whole parameters where the strategy keeps them
+  int64_t gradient_bytes = 0;        // persistent gradient buffers
+  int64_t live_unsharded_bytes = 0;  // gathered now, beyond parameter_bytes
+  int64_t peak_unsharded_bytes = 0;  // highest live_unsharded_bytes so far
+  int64_t largest_group_bytes = 0;   // padded bytes of the largest group
+  int64_t padded_bytes = 0;          // Psi: padded bytes of all groups together
 };
 MemoryStats memory_stats(const torch::nn::Module& module);
 

@@ -42,8 +42,9 @@ void ParamGroup::write_gradient(Param& param, size_t index, const at::Tensor& gr
   const int64_t offset = layout_.offsets[index];
   const int64_t numel = layout_.offsets[index + 1] - offset;
   if (!add && grad.is_cpu() && grad.is_contiguous() && numel > 0) {
-    std::memcpy(static_cast<char*>(gradient_.mutable_data_ptr()) + offset * static_cast<int64_t>(element_size_),
-                grad.const_data_ptr(), static_cast<size_t>(numel) * element_size_);
+    std::memcpy(
+        static_cast<char*>(gradient_.mutable_data_ptr()) + offset * static_cast<int64_t>(element_size_),
+        grad.const_data_ptr(), static_cast<size_t>(numel) * element_size_);
     return;
   }
   at::Tensor target = gradient_.narrow(0, offset, numel).view(param.sizes);
@@ -65,9 +66,10 @@ void ParamGroup::gradient_arrived(int index) {
   if (!grad.defined()) return;
   if (!accumulating_) begin_accumulation();
   if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, options_of_flat_);
-  TORCH_CHECK(!param.arrived, "cleave: parameter '", param.name,
-              "' got two gradients in one backward pass; recomputing a part of the graph in its own backward is "
-              "not supported");
+  TORCH_CHECK(
+      !param.arrived, "cleave: parameter '", param.name,
+      "' got two gradients in one backward pass; recomputing a part of the graph in its own backward is "
+      "not supported");
   write_gradient(param, static_cast<size_t>(index), grad);
   param.arrived = true;
   param.accumulated = true;

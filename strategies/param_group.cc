@@ -116,8 +116,8 @@ void ParamGroup::sync_requires_grad(int index) {
 }
 
 void ParamGroup::check_writable(int index, const char* op) const {
-  TORCH_CHECK(writers_ > 0, "cleave: ", op, " would write to parameter '", params_[static_cast<size_t>(index)].name,
-              "', which is sharded over mesh ", mesh_.str(),
+  TORCH_CHECK(writers_ > 0, "cleave: ", op, " would write to parameter '",
+              params_[static_cast<size_t>(index)].name, "', which is sharded over mesh ", mesh_.str(),
               ": the change would be lost. Write inside a cleave::Unshard scope, or to the DTensor of "
               "module.parameters().");
 }

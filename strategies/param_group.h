@@ -34,9 +34,9 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
  public:
   struct Param {
     std::string name;
-    at::Tensor sharded;        // the DTensor that parameters() yields
-    at::Tensor sharded_grad;   // a view of `reduced`; becomes sharded.grad()
-    c10::TensorImpl* member;   // not owned: valid while fault.alive()
+    at::Tensor sharded;       // the DTensor that parameters() yields
+    at::Tensor sharded_grad;  // a view of `reduced`; becomes sharded.grad()
+    c10::TensorImpl* member;  // not owned: valid while fault.alive()
     FaultableParam fault;
     std::vector<int64_t> sizes;
     bool arrived = false;      // its gradient came in this backward pass
@@ -57,11 +57,11 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void check_writable(int index, const char* op) const override;
 
   // Parameters
-  bool up_to_date() const;            // present or being gathered, and not stale
+  bool up_to_date() const;  // present or being gathered, and not stale
   bool keeps_whole() const { return keeps_whole_; }
   bool pinned() const { return pins_ > 0; }
   bool prefetch() const { return options_.prefetch; }
-  void start_gather();                // collective over the shard group
+  void start_gather();  // collective over the shard group
   void finish_gather();
   void release();
   void begin_write() { ++writers_; }  // an Unshard scope
@@ -70,10 +70,10 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void shard_written() { version_.bump(); }  // what was gathered before is stale
 
   // Gradients
-  void gradient_arrived(int index);   // from autograd, after the member's grad() was accumulated
-  void finish_backward();             // reduces what arrived if the pass ended with some missing
-  void drop_unfinished();             // forget gradients of a pass that threw
-  void drop_accumulated();            // and those of earlier micro-batches
+  void gradient_arrived(int index);  // from autograd, after the member's grad() was accumulated
+  void finish_backward();            // reduces what arrived if the pass ended with some missing
+  void drop_unfinished();            // forget gradients of a pass that threw
+  void drop_accumulated();           // and those of earlier micro-batches
 
   int64_t padded_bytes() const { return layout_.padded * static_cast<int64_t>(element_size_); }
   int64_t parameter_bytes() const;
@@ -124,7 +124,7 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   int pins_ = 0;
   int writers_ = 0;
   int arrived_ = 0;
-  bool accumulating_ = false;        // `gradient` or `reduced` holds earlier micro-batches
+  bool accumulating_ = false;         // `gradient` or `reduced` holds earlier micro-batches
   bool reduced_holds_terms_ = false;  // of earlier micro-batches, not yet summed over replicas
 };
 

@@ -17,8 +17,8 @@ namespace cleave {
 
 enum class Strategy { NO_SHARD, SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD };
 
-const char* name(Strategy strategy);        // "FULL_SHARD"
-int zero_stage(Strategy strategy);          // 0, 1, 2, 3, 3
+const char* name(Strategy strategy);  // "FULL_SHARD"
+int zero_stage(Strategy strategy);    // 0, 1, 2, 3, 3
 // The inverse of name(), any case; throws for other text, listing the five names.
 Strategy parse_strategy(std::string_view text);
 

@@ -24,7 +24,8 @@ void propose(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   const auto& key = call.inputs[static_cast<size_t>(call.input("key"))];
   for (auto d : sharded_dims(call, mesh_dim)) {
     const bool same_heads = query.sizes[1] == key.sizes[1];
-    if (d == 0 || (d == 1 && same_heads)) proposal.strategies.push_back(split(call, d, call.input("attn_mask")));
+    if (d == 0 || (d == 1 && same_heads))
+      proposal.strategies.push_back(split(call, d, call.input("attn_mask")));
   }
 }
 
@@ -42,8 +43,10 @@ void backward(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   propose(call, mesh_dim, proposal);
 }
 
-at::Tensor argument(const c10::OperatorHandle& op, const c10::Stack* stack, const Call& call, const char* name) {
-  return (*stack)[stack->size() - op.schema().arguments().size() + static_cast<size_t>(call.find(name))].toTensor();
+at::Tensor argument(const c10::OperatorHandle& op, const c10::Stack* stack, const Call& call,
+                    const char* name) {
+  return (*stack)[stack->size() - op.schema().arguments().size() + static_cast<size_t>(call.find(name))]
+      .toTensor();
 }
 
 // The kernels divide by batch * heads: a rank without any must not call them.

@@ -40,7 +40,8 @@ void new_local(const c10::OperatorHandle& op, c10::Stack* stack, const Call& cal
 }  // namespace
 
 void add_factories(Table& table) {
-  for (const auto* name : {"empty_like", "zeros_like", "ones_like", "full_like"}) table[name] = {like, nullptr, nullptr};
+  for (const auto* name : {"empty_like", "zeros_like", "ones_like", "full_like"})
+    table[name] = {like, nullptr, nullptr};
   for (const auto* name : {"new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"}) {
     table[name] = {new_like, new_local, nullptr};
   }

@@ -41,7 +41,8 @@ bool elementwise(const c10::OperatorHandle& op, c10::Stack* stack, const Call& c
 
 // The gradient of a mean is that of a sum over the global count.
 bool elementwise_backward(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
-  if (call.integer("reduction", 0) != at::Reduction::Mean || !sharded(call) || call.find("grad_input") >= 0) return false;
+  if (call.integer("reduction", 0) != at::Reduction::Mean || !sharded(call) || call.find("grad_input") >= 0)
+    return false;
   auto copy = arguments(op, stack);
   copy[static_cast<size_t>(call.find("reduction"))] = static_cast<int64_t>(at::Reduction::Sum);
   const auto count = std::max<int64_t>(copy[1].toTensor().numel(), 1);
@@ -60,8 +61,10 @@ void pointwise_none(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   for (auto d : sharded_dims(call, mesh_dim)) {
     auto strategy = uniform(call, Shard(d), Shard(d));
     for (size_t i = 0; i < call.inputs.size(); ++i) {
-      if (call.inputs[i].dim() == 0) strategy.inputs[i] = Replicate();
-      else if (call.inputs[i].sizes != at::IntArrayRef(sizes)) return;
+      if (call.inputs[i].dim() == 0)
+        strategy.inputs[i] = Replicate();
+      else if (call.inputs[i].sizes != at::IntArrayRef(sizes))
+        return;
     }
     proposal.strategies.push_back(std::move(strategy));
   }
@@ -76,7 +79,8 @@ void nll_forward(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   const auto reduction = call.integer("reduction", 0);
   const auto& input = call.inputs[0];
   const bool none = reduction == at::Reduction::None;
-  proposal.output_sizes = {none && input.dim() == 2 ? std::vector<int64_t>{input.sizes[0]} : std::vector<int64_t>{}, {}};
+  proposal.output_sizes = {
+      none && input.dim() == 2 ? std::vector<int64_t>{input.sizes[0]} : std::vector<int64_t>{}, {}};
   if (input.dim() != 2 || reduction == at::Reduction::Mean) return;
   if (!input.at(mesh_dim).is_shard(0) && !call.inputs[1].at(mesh_dim).is_shard(0)) return;
   auto strategy = uniform(call, Replicate(), Partial());
@@ -96,8 +100,9 @@ bool nll_mean(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call
   const auto& total = *dtensor_impl(copy[1].toTensor());
   const Placements all(static_cast<size_t>(call.mesh.ndim()), Replicate());
   const auto& spec = *total.spec();
-  const auto weight = make_dtensor(redistribute_local(total.local(), total.spec(), all),
-                                   std::make_shared<const DTensorSpec>(spec.mesh(), all, spec.sizes(), spec.dtype()));
+  const auto weight =
+      make_dtensor(redistribute_local(total.local(), total.spec(), all),
+                   std::make_shared<const DTensorSpec>(spec.mesh(), all, spec.sizes(), spec.dtype()));
   finish(op, stack, {copy[0].toTensor().div(weight), weight});
   return true;
 }

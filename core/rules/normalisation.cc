@@ -47,8 +47,8 @@ void layer_norm_backward(const Call& call, int64_t mesh_dim, Proposal& proposal)
 }  // namespace
 
 void add_normalisation(Table& table) {
-  for (const auto* name : {"_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "cumsum",
-                           "cumprod", "logcumsumexp", "sort", "topk"}) {
+  for (const auto* name : {"_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+                           "cumsum", "cumprod", "logcumsumexp", "sort", "topk"}) {
     table[name] = {along_dim, nullptr, nullptr};
   }
   table["native_layer_norm"] = {layer_norm, nullptr, nullptr};

@@ -28,9 +28,10 @@ void draw(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call, co
 }  // namespace
 
 void add_random(Table& table) {
-  for (const auto* name : {"uniform", "normal", "bernoulli", "random", "exponential", "geometric", "cauchy", "log_normal",
-                           "rand_like", "randn_like", "randint_like", "native_dropout", "multinomial", "poisson", "binomial",
-                           "_standard_gamma", "normal_functional", "rrelu_with_noise"}) {
+  for (const auto* name :
+       {"uniform", "normal", "bernoulli", "random", "exponential", "geometric", "cauchy", "log_normal",
+        "rand_like", "randn_like", "randint_like", "native_dropout", "multinomial", "poisson", "binomial",
+        "_standard_gamma", "normal_functional", "rrelu_with_noise"}) {
     table[name] = {nullptr, draw, nullptr};
   }
 }

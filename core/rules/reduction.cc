@@ -54,7 +54,8 @@ void sum(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   kept_dims(call, mesh_dim, proposal);
   const Reduced reduced(call);
   const auto placement = call.inputs[0].at(mesh_dim);
-  const bool linear = placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
+  const bool linear =
+      placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
   if (linear) proposal.strategies.push_back(uniform(call, placement, placement));
   const bool gone = placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())];
   const bool flat = placement.is_ragged() && call.find("dim") < 0;
@@ -65,20 +66,23 @@ bool crosses_shards(const Call& call) {
   const Reduced reduced(call);
   for (int64_t i = 0; i < call.mesh.ndim(); ++i) {
     const auto placement = call.inputs[0].at(i);
-    if (placement.is_ragged() || (placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())])) return true;
+    if (placement.is_ragged() || (placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())]))
+      return true;
   }
   return false;
 }
 
 std::optional<c10::ScalarType> dtype_argument(const Call& call) {
   const auto i = call.find("dtype");
-  return i >= 0 && call.args[i].isInt() ? std::optional(static_cast<c10::ScalarType>(call.args[i].toInt())) : std::nullopt;
+  return i >= 0 && call.args[i].isInt() ? std::optional(static_cast<c10::ScalarType>(call.args[i].toInt()))
+                                        : std::nullopt;
 }
 
 // The sum over the dims of the call; over everything without naming dims (ragged shards have none).
 at::Tensor sum_of(const at::Tensor& tensor, const Call& call, std::optional<c10::ScalarType> dtype) {
   const auto dims = call.integers("dim");
-  return dims.empty() && !call.flag("keepdim") ? tensor.sum(dtype) : tensor.sum(dims, call.flag("keepdim"), dtype);
+  return dims.empty() && !call.flag("keepdim") ? tensor.sum(dtype)
+                                               : tensor.sum(dims, call.flag("keepdim"), dtype);
 }
 
 bool mean(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
@@ -87,8 +91,8 @@ bool mean(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
   int64_t count = 1;
   for (size_t d = 0; d < reduced.dims.size(); ++d) count *= reduced.dims[d] ? call.inputs[0].sizes[d] : 1;
   const auto tensor = call.args[0].toTensor();
-  TORCH_CHECK(dtype_argument(call) || tensor.is_floating_point() || tensor.is_complex(),
-              "cleave: mean of a ", tensor.scalar_type(), " tensor needs a floating dtype");
+  TORCH_CHECK(dtype_argument(call) || tensor.is_floating_point() || tensor.is_complex(), "cleave: mean of a ",
+              tensor.scalar_type(), " tensor needs a floating dtype");
   const auto result = sum_of(tensor, call, dtype_argument(call)).div(count);
   finish(op, stack, {result});
   return true;
@@ -123,8 +127,8 @@ void add_reductions(Table& table) {
   table["mean"] = {linear_sum, nullptr, mean};
   table["linalg_vector_norm"] = {kept_dims, nullptr, vector_norm};
   table["norm"] = {kept_dims, nullptr, vector_norm};
-  for (const auto* name : {"amax", "amin", "logsumexp", "prod", "any", "all", "argmax", "argmin", "var", "std", "var_mean",
-                           "std_mean", "nansum", "max", "min"}) {
+  for (const auto* name : {"amax", "amin", "logsumexp", "prod", "any", "all", "argmax", "argmin", "var",
+                           "std", "var_mean", "std_mean", "nansum", "max", "min"}) {
     table[name] = {kept_dims, nullptr, nullptr};
   }
 }

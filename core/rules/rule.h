@@ -27,7 +27,9 @@ struct Input {
   double bytes;
 
   int64_t dim() const { return static_cast<int64_t>(sizes.size()); }
-  Placement at(int64_t mesh_dim) const { return spec ? spec->placements()[static_cast<size_t>(mesh_dim)] : Replicate(); }
+  Placement at(int64_t mesh_dim) const {
+    return spec ? spec->placements()[static_cast<size_t>(mesh_dim)] : Replicate();
+  }
 };
 
 struct Call {

@@ -22,8 +22,10 @@ int64_t cuts(const Call& call, int64_t dim) {
 std::vector<int64_t> inferred(std::vector<int64_t> sizes, int64_t numel) {
   int64_t known = 1, *open = nullptr;
   for (auto& size : sizes) {
-    if (size == -1) open = &size;
-    else known *= size;
+    if (size == -1)
+      open = &size;
+    else
+      known *= size;
   }
   if (open) *open = known ? numel / known : 0;
   return sizes;
@@ -51,7 +53,8 @@ void reshape(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   const auto sizes = inferred(call.integers("size"), input.numel);
   proposal.output_sizes = {sizes};
   const auto placement = input.at(mesh_dim);
-  if (placement.is_partial() || placement.is_ragged()) proposal.strategies.push_back(uniform(call, placement, placement));
+  if (placement.is_partial() || placement.is_ragged())
+    proposal.strategies.push_back(uniform(call, placement, placement));
   if (!placement.is_shard() || input.numel == 0) return;
   const auto to = reshaped_dim(input.sizes, sizes, placement.dim(), cuts(call, placement.dim()));
   if (to >= 0) proposal.strategies.push_back(uniform(call, placement, Shard(to)));
@@ -162,8 +165,10 @@ void along(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   const auto& input = call.inputs[0];
   const auto dim = wrap_dim(call.integer("dim", 0), input.dim());
   auto sizes = input.sizes.vec();
-  if (removes) sizes.erase(sizes.begin() + dim);
-  else sizes[static_cast<size_t>(dim)] = -1;
+  if (removes)
+    sizes.erase(sizes.begin() + dim);
+  else
+    sizes[static_cast<size_t>(dim)] = -1;
   proposal.output_sizes = {sizes};
   const auto placement = input.at(mesh_dim);
   if (linear_partial(placement)) proposal.strategies.push_back(uniform(call, placement, placement));
@@ -185,7 +190,8 @@ void into_zeros(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   if (to != dim) proposal.strategies.push_back(uniform(call, placement, Shard(to)));
 }
 
-void local_into_zeros(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call, const SpecPtr& out) {
+void local_into_zeros(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call,
+                      const SpecPtr& out) {
   const auto base = stack->size() - op.schema().arguments().size();
   (*stack)[base + static_cast<size_t>(call.find("input_sizes"))] = out->local_sizes();
   op.callBoxed(stack);
@@ -209,13 +215,15 @@ void join(const Call& call, int64_t mesh_dim, Proposal& proposal) {
     if (!stacks && d == dim) continue;
     proposal.strategies.push_back(uniform(call, Shard(d), Shard(d + (stacks && d >= dim))));
   }
-  if (linear_partial(first.at(mesh_dim))) proposal.strategies.push_back(uniform(call, first.at(mesh_dim), first.at(mesh_dim)));
+  if (linear_partial(first.at(mesh_dim)))
+    proposal.strategies.push_back(uniform(call, first.at(mesh_dim), first.at(mesh_dim)));
 }
 
 }  // namespace
 
 void add_views(Table& table) {
-  for (const auto* name : {"view", "_unsafe_view", "_reshape_alias", "reshape", "view_copy", "_reshape_copy"}) {
+  for (const auto* name :
+       {"view", "_unsafe_view", "_reshape_alias", "reshape", "view_copy", "_reshape_copy"}) {
     table[name] = {reshape, local_reshape, nullptr};
   }
   table["expand"] = {expand, local_expand, nullptr};
@@ -226,8 +234,8 @@ void add_views(Table& table) {
   table["squeeze"] = {squeeze, local_by_size, nullptr};
   table["select"] = {along<true>, nullptr, nullptr};
   table["unbind"] = {along<true>, nullptr, nullptr};
-  for (const auto* name : {"slice", "split", "split_with_sizes", "chunk", "narrow", "unsafe_split", "unsafe_split_with_sizes",
-                           "unsafe_chunk"}) {
+  for (const auto* name : {"slice", "split", "split_with_sizes", "chunk", "narrow", "unsafe_split",
+                           "unsafe_split_with_sizes", "unsafe_chunk"}) {
     table[name] = {along<false>, nullptr, nullptr};
   }
   table["select_backward"] = {into_zeros<true>, local_into_zeros, nullptr};

@@ -158,9 +158,8 @@ std::byte* Segment::begin_round() {
   if (round_ >= 2) {
     for (int peer = 0; peer < static_cast<int>(global_ranks_.size()); ++peer) {
       if (peer == rank_) continue;
-      wait_for(peer, "to finish an earlier collective", [&] {
-        return state(peer).finished.load(std::memory_order_acquire) >= round_ - 1;
-      });
+      wait_for(peer, "to finish an earlier collective",
+               [&] { return state(peer).finished.load(std::memory_order_acquire) >= round_ - 1; });
     }
   }
   return slot(rank_, round_);

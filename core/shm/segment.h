@@ -21,7 +21,7 @@ namespace cleave::shm {
 
 // What a rank says it is doing; all ranks of a round must agree on everything but `detail`.
 struct RoundHeader {
-  uint64_t kind = 0;    // collective and reduce operation
+  uint64_t kind = 0;  // collective and reduce operation
   uint64_t bytes = 0;
   uint64_t dtype = 0;
   uint64_t detail = 0;  // may differ between ranks

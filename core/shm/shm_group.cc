@@ -27,7 +27,9 @@ class ShmGroup final : public CountedGroup {
       : CountedGroup(name, "shm", ranks, rank), segment_(exchange, ranks, rank, name, timeout) {}
 
  private:
-  static std::byte* bytes(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
+  static std::byte* bytes(const at::Tensor& tensor) {
+    return static_cast<std::byte*>(tensor.mutable_data_ptr());
+  }
 
   // Peers in an order that starts behind this rank, so that not all read the same one at once.
   template <class Function>
@@ -67,7 +69,9 @@ class ShmGroup final : public CountedGroup {
       auto part = [&](int owner) {
         return std::clamp<int64_t>(counts[static_cast<size_t>(owner)] - begin, 0, piece);
       };
-      auto source = [&](int owner) { return in + static_cast<size_t>(starts[static_cast<size_t>(owner)] + begin) * width; };
+      auto source = [&](int owner) {
+        return in + static_cast<size_t>(starts[static_cast<size_t>(owner)] + begin) * width;
+      };
       std::byte* slot = segment_.begin_round();
       for_each_peer([&](int peer) {
         std::memcpy(slot + static_cast<size_t>(peer * piece) * width, source(peer),
@@ -79,7 +83,8 @@ class ShmGroup final : public CountedGroup {
         terms[static_cast<size_t>(peer)] =
             segment_.await(peer, header) + static_cast<size_t>(rank() * piece) * width;
       });
-      ordered_reduce(out + static_cast<size_t>(begin) * width, terms.data(), size(), part(rank()), dtype, op, scale);
+      ordered_reduce(out + static_cast<size_t>(begin) * width, terms.data(), size(), part(rank()), dtype, op,
+                     scale);
       segment_.finish_round();
     }
   }
@@ -113,7 +118,8 @@ class ShmGroup final : public CountedGroup {
     const auto step = static_cast<int64_t>(kSlot / width);
     for (int64_t begin = 0; begin < chunk; begin += step) {
       auto part = [&](int owner) {
-        return static_cast<size_t>(std::clamp<int64_t>(counts[static_cast<size_t>(owner)] - begin, 0, step)) * width;
+        return static_cast<size_t>(std::clamp<int64_t>(counts[static_cast<size_t>(owner)] - begin, 0, step)) *
+               width;
       };
       std::memcpy(segment_.begin_round(), own + static_cast<size_t>(begin) * width, part(rank()));
       segment_.post(header);
@@ -150,11 +156,13 @@ class ShmGroup final : public CountedGroup {
     std::vector<size_t> in_start{0}, out_start{0};
     for (int r = 0; r < size(); ++r) {
       in_start.push_back(in_start.back() + static_cast<size_t>(input_splits[static_cast<size_t>(r)]) * width);
-      out_start.push_back(out_start.back() + static_cast<size_t>(output_splits[static_cast<size_t>(r)]) * width);
+      out_start.push_back(out_start.back() +
+                          static_cast<size_t>(output_splits[static_cast<size_t>(r)]) * width);
     }
     // One round to learn the longest message of all pairs.
-    const RoundHeader probe{kind_of(Collective::kAllToAll, 0), 0, static_cast<uint64_t>(input.scalar_type()),
-                            static_cast<uint64_t>(*std::max_element(input_splits.begin(), input_splits.end())) * width};
+    const RoundHeader probe{
+        kind_of(Collective::kAllToAll, 0), 0, static_cast<uint64_t>(input.scalar_type()),
+        static_cast<uint64_t>(*std::max_element(input_splits.begin(), input_splits.end())) * width};
     size_t longest = probe.detail;
     segment_.begin_round();
     segment_.post(probe);
@@ -173,12 +181,14 @@ class ShmGroup final : public CountedGroup {
     for (size_t begin = 0; begin < longest; begin += piece) {
       std::byte* slot = segment_.begin_round();
       for_each_peer([&](int peer) {
-        std::memcpy(slot + static_cast<size_t>(peer) * piece, bytes(input) + in_start[static_cast<size_t>(peer)] + begin,
+        std::memcpy(slot + static_cast<size_t>(peer) * piece,
+                    bytes(input) + in_start[static_cast<size_t>(peer)] + begin,
                     part(in_start, peer, begin, piece));
       });
       segment_.post(header);
       std::memcpy(bytes(output) + out_start[static_cast<size_t>(rank())] + begin,
-                  bytes(input) + in_start[static_cast<size_t>(rank())] + begin, part(in_start, rank(), begin, piece));
+                  bytes(input) + in_start[static_cast<size_t>(rank())] + begin,
+                  part(in_start, rank(), begin, piece));
       for_each_peer([&](int peer) {
         std::memcpy(bytes(output) + out_start[static_cast<size_t>(peer)] + begin,
                     segment_.await(peer, header) + static_cast<size_t>(rank()) * piece,

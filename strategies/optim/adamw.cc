@@ -57,8 +57,8 @@ AdamW::AdamW(torch::nn::Module& module, const AdamWOptions& options)
   TORCH_CHECK_VALUE(options.lr >= 0 && options.eps >= 0 && options.weight_decay >= 0 && options.beta1 >= 0 &&
                         options.beta1 < 1 && options.beta2 >= 0 && options.beta2 < 1,
                     "cleave: AdamW needs lr, eps, weight_decay >= 0 and betas in [0, 1); got lr ", options.lr,
-                    ", eps ", options.eps, ", weight_decay ", options.weight_decay, ", betas ", options.beta1, " ",
-                    options.beta2);
+                    ", eps ", options.eps, ", weight_decay ", options.weight_decay, ", betas ", options.beta1,
+                    " ", options.beta2);
   for (auto& group : groups_of(module)) state_->groups.emplace_back(group);
   TORCH_CHECK(!state_->groups.empty(), "cleave: AdamW(", module.name(),
               "): the module has no sharded parameters; call fully_shard first");

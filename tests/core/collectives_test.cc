@@ -41,7 +41,8 @@ TEST(Collectives, ReduceScatterSumsInRankOrder) {
   auto& group = *world().group();
   const int64_t n = 100003;
   std::vector<at::Tensor> inputs;
-  for (int r = 0; r < group.size(); ++r) inputs.push_back(noise({group.size() * n}, static_cast<uint64_t>(r + 1)));
+  for (int r = 0; r < group.size(); ++r)
+    inputs.push_back(noise({group.size() * n}, static_cast<uint64_t>(r + 1)));
   at::Tensor sum = inputs[0].clone();
   for (int r = 1; r < group.size(); ++r) sum += inputs[static_cast<size_t>(r)];
   sum *= 0.25;

@@ -18,18 +18,30 @@ LaunchEnvironment read(std::map<std::string, std::string> variables) {
 TEST(Environment, NothingSetIsOneRank) { EXPECT_EQ(read({}).size, 1); }
 
 TEST(Environment, Torchrun) {
-  const auto env = read({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"},
-                         {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}});
+  const auto env = read({{"RANK", "3"},
+                         {"WORLD_SIZE", "4"},
+                         {"LOCAL_RANK", "1"},
+                         {"LOCAL_WORLD_SIZE", "2"},
+                         {"MASTER_ADDR", "a"},
+                         {"MASTER_PORT", "29500"}});
   EXPECT_EQ(env.rank, 3);
   EXPECT_EQ(env.local_rank, 1);
   EXPECT_EQ(env.master_port, 29500);
 }
 
 TEST(Environment, OpenMpiAndSlurm) {
-  EXPECT_EQ(read({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"MASTER_PORT", "1"}}).rank, 1);
-  const auto env = read({{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"},
-                         {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}, {"MASTER_PORT", "1"}});
+  EXPECT_EQ(read({{"OMPI_COMM_WORLD_RANK", "1"},
+                  {"OMPI_COMM_WORLD_SIZE", "2"},
+                  {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                  {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                  {"MASTER_PORT", "1"}})
+                .rank,
+            1);
+  const auto env = read({{"SLURM_PROCID", "2"},
+                         {"SLURM_NTASKS", "4"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                         {"MASTER_PORT", "1"}});
   EXPECT_EQ(env.size, 4);
   EXPECT_EQ(env.local_size, 2);
 }

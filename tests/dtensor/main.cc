@@ -23,7 +23,8 @@ int main(int argc, char** argv) {
   joined = std::make_unique<cleave::World>(cleave::init(options));
   line_mesh = cleave::init_device_mesh(world(), {world().size()}, {"dp"});
   // Tests named SquareMesh* are of a 2x2 mesh: they exist with four ranks only.
-  if (world().size() != 4 && testing::GTEST_FLAG(filter) == "*") testing::GTEST_FLAG(filter) = "-*SquareMesh*";
+  if (world().size() != 4 && testing::GTEST_FLAG(filter) == "*")
+    testing::GTEST_FLAG(filter) = "-*SquareMesh*";
   if (world().size() == 4) square_mesh = cleave::init_device_mesh(world(), {2, 2}, {"dp", "tp"});
   return RUN_ALL_TESTS();
 }

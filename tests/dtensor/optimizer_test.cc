@@ -38,7 +38,9 @@ TEST(Optimizer, SgdMomentum) {
 }
 TEST(Optimizer, Adam) { same_bits<torch::optim::Adam>(torch::optim::AdamOptions(0.01).weight_decay(0.1)); }
 TEST(Optimizer, AdamW) { same_bits<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01)); }
-TEST(Optimizer, AdamWAmsgrad) { same_bits<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).amsgrad(true)); }
+TEST(Optimizer, AdamWAmsgrad) {
+  same_bits<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01).amsgrad(true));
+}
 
 TEST(Optimizer, FusedAdamW) {
   for (const auto& placement : {Replicate(), Shard(0), RaggedShard(bounds(21))}) {
@@ -48,14 +50,17 @@ TEST(Optimizer, FusedAdamW) {
       spread.push_back(distribute_tensor(plain.back().clone(), line(), {placement}).clone());
     }
     const std::vector<at::Tensor> steps{torch::ones({})};
-    at::_fused_adamw_({plain[0]}, {plain[1]}, {plain[2]}, {plain[3]}, {}, steps, 0.01, 0.9, 0.99, 0.1, 1e-8, false, false);
-    at::_fused_adamw_({spread[0]}, {spread[1]}, {spread[2]}, {spread[3]}, {}, steps, 0.01, 0.9, 0.99, 0.1, 1e-8, false, false);
+    at::_fused_adamw_({plain[0]}, {plain[1]}, {plain[2]}, {plain[3]}, {}, steps, 0.01, 0.9, 0.99, 0.1, 1e-8,
+                      false, false);
+    at::_fused_adamw_({spread[0]}, {spread[1]}, {spread[2]}, {spread[3]}, {}, steps, 0.01, 0.9, 0.99, 0.1,
+                      1e-8, false, false);
     expect_close(full_tensor(spread[0]), plain[0]);
   }
 }
 
 TEST(Optimizer, ForeachAndSharedVersion) {
-  auto a = distribute_tensor(noise({5, 2}), line(), {Shard(0)}), b = distribute_tensor(noise({3}), line(), {Replicate()});
+  auto a = distribute_tensor(noise({5, 2}), line(), {Shard(0)}),
+       b = distribute_tensor(noise({3}), line(), {Replicate()});
   const auto counter = a.unsafeGetTensorImpl()->version_counter();
   b.unsafeGetTensorImpl()->set_version_counter(counter);
   const auto before = counter.current_version();

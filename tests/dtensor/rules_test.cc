@@ -12,7 +12,8 @@ at::Tensor spread(const at::Tensor& full, const Placements& placements, const De
 }
 
 // Runs `fn` on plain tensors and on DTensors of every combination of the given placements.
-void agrees_on(const DeviceMesh& mesh, const std::vector<Placements>& layouts, const Fn& fn, const std::vector<at::Tensor>& inputs) {
+void agrees_on(const DeviceMesh& mesh, const std::vector<Placements>& layouts, const Fn& fn,
+               const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> plain;
   for (const auto& input : inputs) {
     plain.push_back(input.detach().clone());
@@ -36,12 +37,15 @@ void agrees_on(const DeviceMesh& mesh, const std::vector<Placements>& layouts, c
     }
     if (possible) {
       SCOPED_TRACE(trace);
-      for (size_t i = 0; i < inputs.size(); ++i) spreads.push_back(spread(inputs[i], layouts[choice[i]], mesh));
+      for (size_t i = 0; i < inputs.size(); ++i)
+        spreads.push_back(spread(inputs[i], layouts[choice[i]], mesh));
       const auto got = fn(spreads);
       ASSERT_TRUE(is_dtensor(got));
       expect_close(full_tensor(got).detach(), wanted.detach());
       if (wanted.requires_grad()) {
-        (got * distribute_tensor(weights, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()))).sum().backward();
+        (got * distribute_tensor(weights, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate())))
+            .sum()
+            .backward();
         for (size_t i = 0; i < inputs.size(); ++i) {
           ASSERT_EQ(plain[i].grad().defined(), spreads[i].grad().defined());
           if (plain[i].grad().defined()) {
@@ -60,7 +64,9 @@ void agrees_on(const DeviceMesh& mesh, const std::vector<Placements>& layouts, c
 void agrees(const Fn& fn, const std::vector<at::Tensor>& inputs) {
   agrees_on(line(), {{Replicate()}, {Shard(0)}, {Shard(1)}, {Partial()}}, fn, inputs);
   if (square().defined() && inputs.size() < 3) {
-    agrees_on(square(), {{Shard(0), Replicate()}, {Shard(0), Shard(0)}, {Shard(0), Shard(1)}, {Partial(), Shard(0)}}, fn, inputs);
+    agrees_on(square(),
+              {{Shard(0), Replicate()}, {Shard(0), Shard(0)}, {Shard(0), Shard(1)}, {Partial(), Shard(0)}},
+              fn, inputs);
   }
 }
 
@@ -112,8 +118,10 @@ TEST(Rules, Matmul) {
   agrees([](const auto& t) { return t[0].mm(t[1]); }, {noise({5, 3}), noise({3, 4}, 2)});
   agrees([](const auto& t) { return t[0].matmul(t[1]); }, {noise({2, 5, 3}), noise({3, 4}, 2)});
   agrees([](const auto& t) { return t[0].bmm(t[1]); }, {noise({4, 5, 3}), noise({4, 3, 2}, 2)});
-  agrees([](const auto& t) { return at::linear(t[0], t[1], t[2]); }, {noise({5, 3}), noise({4, 3}, 2), noise({4}, 3)});
-  agrees([](const auto& t) { return at::linear(t[0], t[1], t[2]); }, {noise({4, 2, 3}), noise({4, 3}, 2), noise({4}, 3)});
+  agrees([](const auto& t) { return at::linear(t[0], t[1], t[2]); },
+         {noise({5, 3}), noise({4, 3}, 2), noise({4}, 3)});
+  agrees([](const auto& t) { return at::linear(t[0], t[1], t[2]); },
+         {noise({4, 2, 3}), noise({4, 3}, 2), noise({4}, 3)});
   agrees([](const auto& t) { return t[0].matmul(t[1]); }, {noise({2, 3, 4, 2}), noise({2, 3, 2, 4}, 2)});
 }
 
@@ -133,14 +141,16 @@ TEST(Rules, Views) {
   agrees([](const auto& t) { return t[0].expand({4, 5, 3}); }, {noise({5, 1})});
   agrees([](const auto& t) { return t[0].t(); }, {noise({5, 3})});
   agrees([](const auto& t) { return t[0].chunk(3, 1)[2]; }, {a});
-  agrees([](const auto& t) { return at::index_select(t[0], 0, t[1]); }, {noise({5, 3}), torch::tensor({4, 0, 2})});
+  agrees([](const auto& t) { return at::index_select(t[0], 0, t[1]); },
+         {noise({5, 3}), torch::tensor({4, 0, 2})});
 }
 
 TEST(Rules, Normalisation) {
   const auto a = noise({5, 3, 4});
   agrees([](const auto& t) { return t[0].softmax(1); }, {a});
   agrees([](const auto& t) { return t[0].log_softmax(-1); }, {a});
-  agrees([](const auto& t) { return at::layer_norm(t[0], {4}, t[1], t[2]); }, {a, noise({4}, 2), noise({4}, 3)});
+  agrees([](const auto& t) { return at::layer_norm(t[0], {4}, t[1], t[2]); },
+         {a, noise({4}, 2), noise({4}, 3)});
   agrees([](const auto& t) { return at::layer_norm(t[0], {4}); }, {a});
   agrees([](const auto& t) { return t[0].cumsum(0); }, {a});
 }
@@ -153,18 +163,22 @@ TEST(Rules, Embedding) {
 TEST(Rules, Losses) {
   const auto logits = noise({5, 3}), target = torch::tensor({0, 2, 1, 1, 0});
   for (auto reduction : {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
-    agrees([=](const auto& t) { return at::cross_entropy_loss(t[0], t[1], {}, reduction); }, {logits, target});
-    agrees([=](const auto& t) { return at::cross_entropy_loss(t[0], t[1], {}, reduction, 1); }, {logits, target});
+    agrees([=](const auto& t) { return at::cross_entropy_loss(t[0], t[1], {}, reduction); },
+           {logits, target});
+    agrees([=](const auto& t) { return at::cross_entropy_loss(t[0], t[1], {}, reduction, 1); },
+           {logits, target});
     agrees([=](const auto& t) { return at::mse_loss(t[0], t[1], reduction); }, {logits, noise({5, 3}, 2)});
-    agrees([=](const auto& t) { return at::smooth_l1_loss(t[0], t[1], reduction); }, {logits, noise({5, 3}, 2)});
+    agrees([=](const auto& t) { return at::smooth_l1_loss(t[0], t[1], reduction); },
+           {logits, noise({5, 3}, 2)});
   }
 }
 
 TEST(Rules, Attention) {
   for (bool causal : {false, true}) {
-    agrees_on(line(), {{Replicate()}, {Shard(0)}, {Shard(1)}, {Shard(2)}},
-              [=](const auto& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, causal); },
-              {noise({3, 4, 5, 8}), noise({3, 4, 5, 8}, 2), noise({3, 4, 5, 8}, 3)});
+    agrees_on(
+        line(), {{Replicate()}, {Shard(0)}, {Shard(1)}, {Shard(2)}},
+        [=](const auto& t) { return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0, causal); },
+        {noise({3, 4, 5, 8}), noise({3, 4, 5, 8}, 2), noise({3, 4, 5, 8}, 3)});
   }
 }
 
@@ -182,7 +196,8 @@ TEST(Rules, RandomOpsDoNotDependOnTheLayout) {
 }
 
 TEST(Rules, OutArgumentsKeepTheirPlacement) {
-  const auto a = distribute_tensor(noise({5, 3}), line(), {Shard(0)}), b = distribute_tensor(noise({3, 4}), line(), {Shard(1)});
+  const auto a = distribute_tensor(noise({5, 3}), line(), {Shard(0)}),
+             b = distribute_tensor(noise({3, 4}), line(), {Shard(1)});
   auto out = distribute_tensor(torch::zeros({5, 4}), line(), {Shard(1)});
   at::mm_out(out, a, b);
   EXPECT_EQ(spec_of(out).placements()[0], Shard(1));

@@ -27,11 +27,15 @@ inline at::Tensor noise(std::vector<int64_t> sizes, uint64_t seed = 1) {
 
 inline void expect_equal(const at::Tensor& got, const at::Tensor& wanted) {
   EXPECT_EQ(got.sizes(), wanted.sizes());
-  EXPECT_TRUE(got.sizes() == wanted.sizes() && at::equal(got, wanted)) << "got\n" << got << "\nwanted\n" << wanted;
+  EXPECT_TRUE(got.sizes() == wanted.sizes() && at::equal(got, wanted)) << "got\n"
+                                                                       << got << "\nwanted\n"
+                                                                       << wanted;
 }
 inline void expect_close(const at::Tensor& got, const at::Tensor& wanted) {
   EXPECT_EQ(got.sizes(), wanted.sizes());
-  EXPECT_TRUE(got.sizes() == wanted.sizes() && at::allclose(got, wanted, 1e-4, 1e-5)) << "got\n" << got << "\nwanted\n" << wanted;
+  EXPECT_TRUE(got.sizes() == wanted.sizes() && at::allclose(got, wanted, 1e-4, 1e-5)) << "got\n"
+                                                                                      << got << "\nwanted\n"
+                                                                                      << wanted;
 }
 
 }  // namespace cleave::test

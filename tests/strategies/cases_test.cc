@@ -16,7 +16,9 @@ struct Linears : torch::nn::Module {
   torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
 };
 
-at::Tensor data(int64_t rank, int64_t step = 0) { return noise({5, 4}, static_cast<uint64_t>(40 + rank + 10 * step)); }
+at::Tensor data(int64_t rank, int64_t step = 0) {
+  return noise({5, 4}, static_cast<uint64_t>(40 + rank + 10 * step));
+}
 
 template <class Loss>
 std::vector<at::Tensor> mean_gradients(Linears& plain, Loss loss, int64_t step = 0) {
@@ -153,7 +155,8 @@ TEST_P(Cases, C42_ExceptionThenAGoodStep) {
   // And one in backward, after some gradients have come in.
   struct Bomb : torch::autograd::Function<Bomb> {
     static at::Tensor forward(torch::autograd::AutogradContext*, at::Tensor x) { return x.clone(); }
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   torch::autograd::variable_list) {
       throw std::runtime_error("planned");
     }
   };

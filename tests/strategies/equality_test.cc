@@ -41,8 +41,8 @@ void compare_training(Strategy strategy, MakeOptimizer make) {
 
 TEST_P(EveryStrategy, TrainsWithSgdAsUnsharded) {
   compare_training(GetParam(), [](Mlp& model) {
-    return std::make_unique<torch::optim::SGD>(model.parameters(),
-                                               torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+    return std::make_unique<torch::optim::SGD>(
+        model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
   });
 }
 

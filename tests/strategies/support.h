@@ -14,11 +14,13 @@ struct Mlp : torch::nn::Module {
     torch::manual_seed(3);
     first = register_module("first", torch::nn::Linear(7, 13));
     for (int i = 0; i < 3; ++i) {
-      auto layer = torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({13})),
-                                         torch::nn::Linear(torch::nn::LinearOptions(13, 13).bias(i % 2 == 0)));
+      auto layer =
+          torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({13})),
+                                torch::nn::Linear(torch::nn::LinearOptions(13, 13).bias(i % 2 == 0)));
       layers.push_back(register_module("layer" + std::to_string(i), layer));
     }
-    last = register_module("last", torch::nn::Linear(torch::nn::LinearOptions(13, tied ? 13 : 7).bias(false)));
+    last =
+        register_module("last", torch::nn::Linear(torch::nn::LinearOptions(13, tied ? 13 : 7).bias(false)));
     if (tied) {
       auto tail = std::dynamic_pointer_cast<torch::nn::LinearImpl>(layers[1]->ptr(1));
       last->weight = tail->weight;

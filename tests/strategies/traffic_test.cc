@@ -38,7 +38,8 @@ INSTANTIATE_TEST_SUITE_P(MicroBatches, Traffic_, testing::Values(1, 4));
 
 TEST_P(Traffic_, FollowsTheTable) {
   const int64_t k = GetParam();
-  for (auto [strategy, units] : {std::pair{Strategy::NO_SHARD, int64_t{2}}, {Strategy::SHARD_OPTIMIZER, 2},
+  for (auto [strategy, units] : {std::pair{Strategy::NO_SHARD, int64_t{2}},
+                                 {Strategy::SHARD_OPTIMIZER, 2},
                                  {Strategy::SHARD_GRAD_OP, k + 1}}) {
     const StepCost got = cost_of(strategy, k);
     EXPECT_EQ(got.bytes, units * share(got.memory.padded_bytes)) << name(strategy);
