@@ -17,7 +17,7 @@ SOURCES = $(shell find benchmarks cleave.h cmake compat core examples strategies
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Variables: RANKS=2 STRATEGY=FULL_SHARD PRESET=release JOBS=n CLEAVE_TORCH_ROOT=folder"
+	@echo "Variables: BENCH_ARGS=--help RANKS=2 STRATEGY=FULL_SHARD PRESET=release JOBS=n CLEAVE_TORCH_ROOT=folder"
 
 setup: ## install what the build needs (apt, .venv); nothing to do the second time
 	@tools/setup.sh
@@ -36,9 +36,8 @@ train: configure ## train a small GPT on RANKS processes of this machine
 test: build ## build and run all tests
 	ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 1
 
-bench: build ## run the benchmarks
-	@ls $(BIN)/*_bench >/dev/null 2>&1 || { echo "no benchmarks are built yet"; exit 1; }
-	@set -e; for bench in $(BIN)/*_bench; do echo "== $$bench"; $$bench; done
+bench: build ## run the benchmarks on RANKS processes of this machine
+	@set -e; for bench in $(BIN)/*_bench; do echo "== $$bench"; $(BIN)/cleave-run -n $(RANKS) $$bench $(BENCH_ARGS); done
 
 format: ## format all sources in place
 	@clang-format -i $(SOURCES)

@@ -13,23 +13,28 @@ namespace {
 
 using c10dWork = c10::intrusive_ptr<c10d::Work>;
 
-// Waits for Gloo, then runs `then` (which also keeps the tensors alive).
+// Waits for Gloo, then runs `then` (which also keeps the tensors alive). The group must outlive it.
 class GlooState final : public Work::State {
  public:
-  GlooState(c10dWork work, std::function<void()> then) : work_(std::move(work)), then_(std::move(then)) {}
+  GlooState(const CountedGroup& group, c10dWork work, std::function<void()> then)
+      : group_(group), work_(std::move(work)), then_(std::move(then)) {}
   void wait() override {
-    work_->wait();
+    try {
+      work_->wait();
+    } catch (const std::exception& e) {
+      TORCH_CHECK(false,
+                  "cleave: a collective failed, since a rank died, left, or did not come in time (group '",
+                  group_.name(), "', rank ", group_.global_ranks()[static_cast<size_t>(group_.rank())],
+                  "): ", e.what());
+    }
     then_();
   }
 
  private:
+  const CountedGroup& group_;
   c10dWork work_;
   std::function<void()> then_;
 };
-
-Work finish(c10dWork work, std::function<void()> then) {
-  return Work(std::make_shared<GlooState>(std::move(work), std::move(then)));
-}
 
 class GlooGroup final : public CountedGroup {
  public:
@@ -48,6 +53,10 @@ class GlooGroup final : public CountedGroup {
     at::Tensor flat = output.view(-1), own = input.view(-1);
     auto work = gloo_->_allgather_base(flat, own);
     return finish(std::move(work), [flat, own] {});
+  }
+
+  Work finish(c10dWork work, std::function<void()> then) const {
+    return Work(std::make_shared<GlooState>(*this, std::move(work), std::move(then)));
   }
 
   // This rank's terms from everyone, then their sum in rank order: the least bytes, a fixed order.

@@ -20,7 +20,7 @@ struct WorldState {
   std::string backend;
   c10::intrusive_ptr<c10d::Store> store;  // null with one rank
   ProcessGroupPtr group;
-  int groups_made = 0;
+  std::map<std::vector<int>, int> groups_made;  // of each set of ranks
 };
 
 namespace {
@@ -116,8 +116,9 @@ const ProcessGroupPtr& World::group() const { return state->group; }
 
 ProcessGroupPtr World::new_group(const std::vector<int>& ranks, const std::string& name) const {
   TORCH_CHECK(!ranks.empty(), "cleave: group '", name, "' has no ranks");
-  const std::string prefix =
-      "group" + std::to_string(state->groups_made++) + "." + std::to_string(ranks.front());
+  // The same on all its ranks, whatever groups of others they have made before.
+  std::string prefix = "group" + std::to_string(state->groups_made[ranks]++);
+  for (const int rank : ranks) prefix += "." + std::to_string(rank);
   return make_group(*state, ranks, name, prefix);
 }
 

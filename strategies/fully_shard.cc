@@ -51,7 +51,8 @@ std::string local_error(const std::string& module, const DeviceMesh& mesh, const
 std::string digest(const std::string& module, const FullyShardOptions& options,
                    const std::vector<ParamEntry>& entries) {
   std::ostringstream text;
-  text << module << " " << name(options.strategy) << " prefetch=" << options.prefetch;
+  text << module << " " << name(options.strategy) << " prefetch=" << options.prefetch
+       << " sync_module_states=" << options.sync_module_states;
   for (const auto& entry : entries) {
     text << "; " << entry.name << " " << entry.tensor().scalar_type() << entry.tensor().sizes();
   }
@@ -177,18 +178,6 @@ NoSync::NoSync(torch::nn::Module& module) : state_(std::make_unique<State>()) {
 NoSync::~NoSync() { state_->schedule->sync_gradients = state_->before; }
 
 void reset(torch::nn::Module& module) { groups_or_throw(module, "reset").front()->schedule()->reset(); }
-
-void broadcast_parameters(torch::nn::Module& module) {
-  auto groups = groups_or_throw(module, "broadcast_parameters");
-  Unshard scope(module);
-  for (auto& group : groups) {
-    NoFaultGuard below;
-    c10::NoGradGuard no_grad;
-    at::Tensor whole = group->whole();
-    group->shard_group().broadcast(whole, 0).wait();
-    if (auto* replicas = group->replica_group()) replicas->broadcast(whole, 0).wait();
-  }
-}
 
 MemoryStats memory_stats(const torch::nn::Module& module) {
   MemoryStats stats;

@@ -27,18 +27,16 @@ struct FullyShardOptions {
   Strategy strategy = Strategy::FULL_SHARD;
   // Gather the next group of the recorded order while the current one computes.
   bool prefetch = true;
+  // Start from the first rank's values, as DDP does: one broadcast of each group's flat buffer over the
+  // shard axis, then over the replicas. Off: the caller knows that all ranks hold the same values.
+  bool sync_module_states = true;
 };
 
-// mesh: 1-D (the shard axis), or 2-D {replicate, shard} with HYBRID_SHARD. Initial values: each
-// rank's own (broadcast_parameters() makes them equal). Throws, on all ranks and before anything is
-// changed, when the ranks' parameters differ in name, shape or dtype, when a parameter is not
-// floating, not contiguous, or of another dtype than its group, and when the mesh does not fit.
-// HYBRID_SHARD on a 1-D mesh: one replica.
+// mesh: 1-D (the shard axis), or 2-D {replicate, shard} with HYBRID_SHARD; HYBRID_SHARD on a 1-D mesh is
+// one replica. Throws, on all ranks and before anything is changed, when the ranks' parameters differ in
+// name, shape or dtype, when a parameter is not floating, not contiguous, or of another dtype than its
+// group, and when the mesh does not fit.
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
-
-// Copies rank 0's values to all ranks (parameters after fully_shard: of each shard's replicas and
-// whole values through an unshard scope). Collective.
-void broadcast_parameters(torch::nn::Module& module);
 
 // Scope: the module's groups (its own and its children's) are whole and may be read and, on every
 // rank alike, written; on leaving, what was written goes to the shards. Collective on entry.

@@ -51,6 +51,10 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
   for (size_t i = 0; i < members.size(); ++i) {
     whole.narrow(0, layout_.offsets[i], numels[i]).copy_(members[i].detach().reshape(-1));
   }
+  if (options_.sync_module_states) {
+    shard_group_->broadcast(whole, 0).wait();
+    if (replica_group_) replica_group_->broadcast(whole, 0).wait();
+  }
   at::Tensor own = whole.narrow(0, rank * layout_.shard, layout_.shard);
   if (keeps_whole_) {
     whole_ = whole;
@@ -95,7 +99,6 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
     param.fault.set_name(param.name);
   }
   if (keeps_whole_) {
-    // The initial values are each rank's own, present and fresh.
     point_members();
     state_ = State::kPresent;
     present_ = true;

@@ -43,7 +43,7 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
     bool accumulated = false;  // its gradient is part of what will be published
   };
 
-  // Takes over `members` (contiguous, same dtype and device). Local.
+  // Takes over `members` (contiguous, same dtype and device). Collective over the mesh.
   static std::shared_ptr<ParamGroup> make(std::vector<std::string> names, std::vector<at::Tensor> members,
                                           const DeviceMesh& mesh, const FullyShardOptions& options,
                                           std::shared_ptr<GatherSchedule> schedule);

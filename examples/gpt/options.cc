@@ -8,6 +8,7 @@
 #include <map>
 
 #include "strategies/strategy.h"
+#include "gpt/presets.h"
 
 ABSL_FLAG(std::string, strategy, "FULL_SHARD",
           "NO_SHARD, SHARD_OPTIMIZER, SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD, or none: one plain process");
@@ -44,20 +45,6 @@ ABSL_FLAG(std::string, json, "", "append one line with the measurements to this 
 
 namespace gpt {
 namespace {
-
-struct Preset {
-  ModelConfig model;
-  int64_t batch;
-};
-
-const std::map<std::string, Preset>& presets() {
-  static const std::map<std::string, Preset> all = {
-      {"base", {{.hidden = 384, .layers = 8, .heads = 6, .vocab = 8192, .seq = 128}, 4}},
-      {"text", {{.hidden = 128, .layers = 4, .heads = 4, .vocab = 256, .seq = 128}, 8}},
-      {"tiny", {{.hidden = 64, .layers = 8, .heads = 4, .vocab = 512, .seq = 32}, 2}},
-  };
-  return all;
-}
 
 void require(bool condition, const std::string& message) {
   if (!condition) throw UsageError(message);

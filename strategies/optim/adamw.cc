@@ -70,7 +70,16 @@ void AdamW::step() {
   c10::NoGradGuard no_grad;
   for (auto& state : state_->groups) {
     size_t ready = 0;
-    for (const auto& param : state.group->params()) ready += param.sharded.grad().defined() ? 1 : 0;
+    for (const auto& param : state.group->params()) {
+      const auto& grad = param.sharded.grad();
+      if (!grad.defined()) continue;
+      TORCH_CHECK(
+          grad.unsafeGetTensorImpl() == param.sharded_grad.unsafeGetTensorImpl(), "cleave: the gradient of '",
+          param.name,
+          "' was replaced by another tensor; the fused AdamW reads the group's own buffer. Change the "
+          "gradient in place, or step with torch::optim::AdamW.");
+      ++ready;
+    }
     if (ready == 0) continue;
     auto apply = [&](Piece& piece) {
       piece.step.add_(1);
@@ -78,10 +87,8 @@ void AdamW::step() {
                         options_.lr, options_.beta1, options_.beta2, options_.weight_decay, options_.eps,
                         /*amsgrad=*/false, /*maximize=*/false);
     };
-    state.group->shard_written();  // the list op does not grow its tensors' versions
     if (state.pieces.empty() && ready < state.group->params().size()) state.split();
-    // The fused kernel leaves versions alone, and a kept whole parameter is gathered again by its version.
-    state.group->shard().unsafeGetTensorImpl()->bump_version();
+    state.group->shard_written();  // the fused kernel leaves its tensors' versions alone
     if (state.pieces.empty()) {
       apply(state.all);
       continue;

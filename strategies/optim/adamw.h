@@ -25,7 +25,8 @@ class AdamW {
   explicit AdamW(torch::nn::Module& module, const AdamWOptions& options = {});
   ~AdamW();
 
-  // Steps every parameter that has a gradient; groups without gradients are left alone.
+  // Steps every parameter that has a gradient; groups without gradients are left alone. Throws when a
+  // gradient is no longer the tensor that backward left there.
   void step();
   void zero_grad();
   void set_lr(double lr) { options_.lr = lr; }

@@ -128,17 +128,32 @@ TEST_P(EveryStrategy, UnshardScopeReadsAndWrites) {
   expect_equal(model.first->weight * 1, at::full({13, 7}, 2.0f));
 }
 
-TEST_P(EveryStrategy, BroadcastMakesRanksEqual) {
+std::vector<at::Tensor> initial_values(const DeviceMesh& mesh, const FullyShardOptions& options) {
   Mlp model;
   {
     torch::NoGradGuard no_grad;
     for (auto& parameter : model.parameters()) parameter.add_(world().rank());
   }
+  shard(model, mesh, options);
+  return full_parameters(model);
+}
+
+TEST_P(EveryStrategy, StartsFromTheFirstRanksValues) {
   Mlp plain;
-  shard(model, line(), {.strategy = GetParam()});
-  broadcast_parameters(model);
-  const auto got = full_parameters(model), wanted = full_parameters(plain);
-  for (size_t i = 0; i < got.size(); ++i) expect_equal(got[i], wanted[i]);
+  const auto wanted = full_parameters(plain);
+  for (int64_t replicas : {1, 2}) {
+    if (world().size() % replicas != 0) continue;
+    const auto got = initial_values(mesh_for(GetParam(), replicas), {.strategy = GetParam()});
+    for (size_t i = 0; i < got.size(); ++i) expect_equal(got[i], wanted[i]);
+  }
+}
+
+// Each rank keeps its own values on request: NO_SHARD's whole parameters show them.
+TEST(Strategies, KeepsEachRanksValuesOnRequest) {
+  Mlp plain;
+  const auto got = initial_values(line(), {.strategy = Strategy::NO_SHARD, .sync_module_states = false});
+  const auto wanted = full_parameters(plain);
+  for (size_t i = 0; i < got.size(); ++i) expect_equal(got[i], wanted[i] + world().rank());
 }
 
 }  // namespace

@@ -10,14 +10,19 @@ struct StepCost {
   int64_t last_group;  // padded bytes of the group kept between forward and backward
 };
 
-StepCost cost_of(Strategy strategy, int64_t micro_batches) {
+int64_t wire_bytes(const DeviceMesh& mesh) {
+  int64_t bytes = 0;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes += mesh.group(dim).traffic().bytes();
+  return bytes;
+}
+
+StepCost cost_of(Strategy strategy, int64_t micro_batches, const DeviceMesh& mesh = line()) {
   Mlp model;
-  shard(model, line(), {.strategy = strategy});
+  shard(model, mesh, {.strategy = strategy});
   optim::AdamW optimizer(model, {.lr = 0.01});
-  auto& traffic = line().group().traffic();
   int64_t bytes = 0;
   for (int64_t step = 0; step < 3; ++step) {  // the first one has no recorded order yet
-    traffic.reset();
+    const int64_t before = wire_bytes(mesh);
     for (int64_t micro = 0; micro < micro_batches; ++micro) {
       std::optional<NoSync> scope;
       if (micro + 1 < micro_batches) scope.emplace(model);
@@ -25,14 +30,14 @@ StepCost cost_of(Strategy strategy, int64_t micro_batches) {
     }
     optimizer.step();
     optimizer.zero_grad();
-    bytes = traffic.bytes();
+    bytes = wire_bytes(mesh) - before;
   }
   return {bytes, memory_stats(model), memory_stats(*model.layers[2]).padded_bytes};
 }
 
 int64_t share(int64_t bytes) { return bytes * (world().size() - 1) / world().size(); }
 
-// Psi counts each group padded to a multiple of N.
+// Psi counts each group padded to N times a multiple of 64 elements (see flat_layout.h).
 class Traffic_ : public testing::TestWithParam<int64_t> {};
 INSTANTIATE_TEST_SUITE_P(MicroBatches, Traffic_, testing::Values(1, 4));
 
@@ -48,6 +53,20 @@ TEST_P(Traffic_, FollowsTheTable) {
   // still there when the backward begins: 3 Psi less its share.
   const StepCost full = cost_of(Strategy::FULL_SHARD, k);
   EXPECT_EQ(full.bytes, k * share(3 * full.memory.padded_bytes - full.last_group));
+}
+
+// Inside a replica as FULL_SHARD; once a step, each rank's reduced shard is all-reduced over the replicas.
+TEST_P(Traffic_, HybridAddsTheReplicas) {
+  const int64_t k = GetParam();
+  for (int64_t replicas = 1; replicas <= world().size(); ++replicas) {
+    if (world().size() % replicas != 0) continue;
+    const int64_t shards = world().size() / replicas;
+    const auto mesh = init_device_mesh(world(), {replicas, shards}, {"replicate", "shard"});
+    const StepCost got = cost_of(Strategy::HYBRID_SHARD, k, mesh);
+    const int64_t inside = k * (3 * got.memory.padded_bytes - got.last_group) * (shards - 1) / shards;
+    const int64_t across = 2 * got.memory.padded_bytes / shards * (replicas - 1) / replicas;
+    EXPECT_EQ(got.bytes, inside + across) << replicas << " replicas of " << shards;
+  }
 }
 
 TEST(Memory, FullShardHoldsItsShardAndTwoGroups) {
