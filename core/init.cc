@@ -84,10 +84,17 @@ ProcessGroupPtr make_group(const WorldState& world, const std::vector<int>& rank
   if (ranks.size() == 1) return make_self_group(name, world.env.rank);
   auto store = c10::make_intrusive<c10d::PrefixStore>(prefix, world.store);
   const auto timeout = world.options.timeout;
-  if (world.backend == "shm") return make_shm_group(name, ranks, rank, exchange_over(store), timeout);
-  if (world.backend == "nccl") return make_nccl_group(name, ranks, rank, store, timeout);
   const bool local = world.env.local_size == world.env.size;
-  return make_gloo_group(name, ranks, rank, store, local ? "127.0.0.1" : host_name(), timeout);
+  ProcessGroupPtr group;
+  if (world.backend == "shm") {
+    group = make_shm_group(name, ranks, rank, exchange_over(store), timeout);
+  } else if (world.backend == "nccl") {
+    group = make_nccl_group(name, ranks, rank, store, timeout);
+  } else {
+    group = make_gloo_group(name, ranks, rank, store, local ? "127.0.0.1" : host_name(), timeout);
+  }
+  group->barrier();  // from here on nobody needs the store: the rank that serves it may end
+  return group;
 }
 
 }  // namespace
@@ -102,7 +109,6 @@ World init(const InitOptions& options) {
   std::vector<int> all;
   for (int r = 0; r < state.env.size; ++r) all.push_back(r);
   state.group = make_group(state, all, "world", "world");
-  state.group->barrier();
   return world;
 }
 

@@ -58,7 +58,8 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
   at::Tensor own = whole.narrow(0, rank * layout_.shard, layout_.shard);
   if (keeps_whole_) {
     whole_ = whole;
-    shard_ = replicated_ ? whole : own;
+    // Of the same memory, but with a version of its own: a gather into `whole` may grow that one's.
+    shard_ = (replicated_ ? whole : own).variable_data();
   } else {
     shard_ = own.clone();
   }

@@ -46,14 +46,15 @@ Segment::Segment(const Exchange& exchange, const std::vector<int>& global_ranks,
                posix_fallocate(fd, 0, static_cast<off_t>(bytes_)) != 0) {
       error = reason("reserving the memory");
     }
-    exchange.set("fd", std::to_string(getpid()) + "/fd/" + std::to_string(fd));
+    exchange.set("fd", error.empty() ? std::to_string(getpid()) + "/fd/" + std::to_string(fd) : "none");
   }
-  const std::string path = "/proc/" + exchange.get("fd");
-  if (rank != 0) {
+  const std::string made = exchange.get("fd");
+  if (rank != 0 && made != "none") {
+    const std::string path = "/proc/" + made;
     fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) error = reason(("opening " + path).c_str()) + " (ranks in different containers?)";
   }
-  if (error.empty()) {
+  if (error.empty() && made != "none") {
     void* mapped = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (mapped == MAP_FAILED) {
       error = reason("mmap");
