@@ -4,9 +4,11 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "core/ordered_sum.h"
+#include "core/shm/stream_copy.h"
 
 namespace cleave {
 namespace {
@@ -44,24 +46,34 @@ class ShmGroup final : public CountedGroup {
   }
 
   void gather(std::byte* out, const std::byte* in, size_t total, uint64_t kind, uint64_t dtype) {
+    const bool streams = total * static_cast<size_t>(size()) >= shm::kStreamFrom;
     for (size_t begin = 0; begin < total; begin += kSlot) {
       const size_t count = std::min(kSlot, total - begin);
       const RoundHeader header{kind, total, dtype, 0};
       std::memcpy(segment_.begin_round(), in + begin, count);
       segment_.post(header);
       std::byte* mine = out + static_cast<size_t>(rank()) * total + begin;
-      if (mine != in + begin) std::memcpy(mine, in + begin, count);
+      if (mine != in + begin) copy_out(mine, in + begin, count, streams);
       for_each_peer([&](int peer) {
-        std::memcpy(out + static_cast<size_t>(peer) * total + begin, segment_.await(peer, header), count);
+        copy_out(out + static_cast<size_t>(peer) * total + begin, segment_.await(peer, header), count,
+                 streams);
       });
       segment_.finish_round();
+    }
+  }
+
+  static void copy_out(std::byte* to, const std::byte* from, size_t bytes, bool streams) {
+    if (streams) {
+      shm::copy_streaming(to, from, bytes);
+    } else {
+      std::memcpy(to, from, bytes);
     }
   }
 
   // `starts[d]`, `counts[d]` (elements): what each rank d reduces; equal on all ranks.
   void scatter(std::byte* out, const std::byte* in, int64_t longest, const std::vector<int64_t>& starts,
                const std::vector<int64_t>& counts, c10::ScalarType dtype, ReduceOp op, double scale,
-               const RoundHeader& header) {
+               const RoundHeader& header, bool streams) {
     const size_t width = c10::elementSize(dtype);
     const auto piece = static_cast<int64_t>(kSlot / static_cast<size_t>(size()) / width / 16 * 16);
     c10::SmallVector<const void*, 16> terms(static_cast<size_t>(size()));
@@ -83,9 +95,28 @@ class ShmGroup final : public CountedGroup {
         terms[static_cast<size_t>(peer)] =
             segment_.await(peer, header) + static_cast<size_t>(rank() * piece) * width;
       });
-      ordered_reduce(out + static_cast<size_t>(begin) * width, terms.data(), size(), part(rank()), dtype, op,
-                     scale);
+      std::byte* result = out + static_cast<size_t>(begin) * width;
+      if (streams) {
+        reduce_streaming(result, terms.data(), part(rank()), dtype, op, scale);
+      } else {
+        ordered_reduce(result, terms.data(), size(), part(rank()), dtype, op, scale);
+      }
       segment_.finish_round();
+    }
+  }
+
+  // Sums in the first-level cache, then past the caches into `out`. Moves `terms` on.
+  void reduce_streaming(std::byte* out, const void** terms, int64_t count, c10::ScalarType dtype, ReduceOp op,
+                        double scale) {
+    alignas(64) std::array<std::byte, 16 << 10> sums;
+    const size_t width = c10::elementSize(dtype);
+    const auto block = static_cast<int64_t>(sums.size() / width);
+    for (int64_t begin = 0; begin < count; begin += block) {
+      const int64_t n = std::min(block, count - begin);
+      const size_t bytes = static_cast<size_t>(n) * width;
+      ordered_reduce(sums.data(), terms, size(), n, dtype, op, scale);
+      shm::copy_streaming(out + static_cast<size_t>(begin) * width, sums.data(), bytes);
+      for (int r = 0; r < size(); ++r) terms[r] = static_cast<const std::byte*>(terms[r]) + bytes;
     }
   }
 
@@ -98,7 +129,8 @@ class ShmGroup final : public CountedGroup {
     }
     const RoundHeader header{kind_of(Collective::kReduceScatter, static_cast<int>(op)), output.nbytes(),
                              static_cast<uint64_t>(output.scalar_type()), 0};
-    scatter(bytes(output), bytes(input), chunk, starts, counts, output.scalar_type(), op, scale, header);
+    scatter(bytes(output), bytes(input), chunk, starts, counts, output.scalar_type(), op, scale, header,
+            output.nbytes() >= shm::kStreamFrom);
     return {};
   }
 
@@ -114,7 +146,7 @@ class ShmGroup final : public CountedGroup {
     const size_t width = tensor.element_size();
     std::byte* data = bytes(tensor);
     std::byte* own = data + static_cast<size_t>(starts[static_cast<size_t>(rank())]) * width;
-    scatter(own, data, chunk, starts, counts, tensor.scalar_type(), op, scale, header);
+    scatter(own, data, chunk, starts, counts, tensor.scalar_type(), op, scale, header, false);
     const auto step = static_cast<int64_t>(kSlot / width);
     for (int64_t begin = 0; begin < chunk; begin += step) {
       auto part = [&](int owner) {
