@@ -15,7 +15,8 @@ namespace cleave {
 ProcessGroupPtr make_gloo_group(const std::string& name, std::vector<int> global_ranks, int rank,
                                 c10::intrusive_ptr<c10d::Store> store, const std::string& host,
                                 std::chrono::milliseconds timeout);
-// Throws in a build without CUDA.
+// Makes GPU `index` of this machine the current one. Like make_nccl_group(), throws in a build without CUDA.
+void use_gpu(int index);
 ProcessGroupPtr make_nccl_group(const std::string& name, std::vector<int> global_ranks, int rank,
                                 c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout);
 

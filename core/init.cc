@@ -104,6 +104,7 @@ World init(const InitOptions& options) {
   auto& state = *world.state;
   state.env = read_launch_environment();
   state.options = options;
+  if (options.device == "cuda") use_gpu(state.env.local_rank);
   if (state.env.size > 1) state.store = connect(state.env, options.timeout);
   state.backend = resolve(options, state.env, state.store);
   std::vector<int> all;

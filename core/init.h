@@ -35,8 +35,8 @@ class World {
   const std::string& backend() const;  // the resolved one
   // The group of all ranks.
   const ProcessGroupPtr& group() const;
-  // A group of `ranks` (world ranks, ascending). Collective over the *whole world*: every rank calls
-  // it with its own list, lists partition the world. `name` appears in messages.
+  // A group of `ranks` (world ranks, ascending, this one among them). Collective over `ranks`: others
+  // need not call. `name` appears in messages.
   ProcessGroupPtr new_group(const std::vector<int>& ranks, const std::string& name) const;
 
   std::shared_ptr<WorldState> state;

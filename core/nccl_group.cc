@@ -91,6 +91,13 @@ class NcclGroup final : public CountedGroup {
 
 }  // namespace
 
+void use_gpu(int index) {
+  const int count = c10::cuda::device_count();
+  TORCH_CHECK(index < count, "cleave: device cuda needs one GPU for each rank of a machine; local rank ",
+              index, " has none, there are ", count);
+  c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+}
+
 ProcessGroupPtr make_nccl_group(const std::string& name, std::vector<int> global_ranks, int rank,
                                 c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout) {
   return std::make_shared<NcclGroup>(name, std::move(global_ranks), rank, std::move(store), timeout);
@@ -103,6 +110,8 @@ ProcessGroupPtr make_nccl_group(const std::string& name, std::vector<int> global
 #include <c10/util/Exception.h>
 
 namespace cleave {
+
+void use_gpu(int) { TORCH_CHECK(false, "cleave: device cuda, but this is a CPU build (CLEAVE_CUDA)"); }
 
 ProcessGroupPtr make_nccl_group(const std::string& name, std::vector<int>, int,
                                 c10::intrusive_ptr<c10d::Store>, std::chrono::milliseconds) {

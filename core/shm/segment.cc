@@ -76,6 +76,9 @@ Segment::Segment(const Exchange& exchange, const std::vector<int>& global_ranks,
   if (fd >= 0) close(fd);
   if (!failed.empty()) {
     unmap();
+    // Rank 0 may be the one that serves the store: it leaves when all have read what happened.
+    exchange.set("read" + std::to_string(rank), "");
+    for (int peer = 0; rank == 0 && peer < size; ++peer) exchange.get("read" + std::to_string(peer));
     TORCH_CHECK(false, "cleave: group '", group_, "' needs ", bytes_ >> 10,
                 " KiB of shared memory and could not get it; ", failed,
                 ". Free memory, or choose the gloo backend. (rank ", me, ")");

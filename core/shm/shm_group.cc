@@ -17,6 +17,7 @@ using shm::RoundHeader;
 using shm::Segment;
 
 constexpr size_t kSlot = Segment::kSlotBytes;
+using PerRank = c10::SmallVector<int64_t, 16>;
 
 uint64_t kind_of(Collective kind, int variant) {
   return (static_cast<uint64_t>(kind) << 8) | static_cast<uint64_t>(variant);
@@ -71,8 +72,8 @@ class ShmGroup final : public CountedGroup {
   }
 
   // `starts[d]`, `counts[d]` (elements): what each rank d reduces; equal on all ranks.
-  void scatter(std::byte* out, const std::byte* in, int64_t longest, const std::vector<int64_t>& starts,
-               const std::vector<int64_t>& counts, c10::ScalarType dtype, ReduceOp op, double scale,
+  void scatter(std::byte* out, const std::byte* in, int64_t longest, const PerRank& starts,
+               const PerRank& counts, c10::ScalarType dtype, ReduceOp op, double scale,
                const RoundHeader& header, bool streams) {
     const size_t width = c10::elementSize(dtype);
     const auto piece = static_cast<int64_t>(kSlot / static_cast<size_t>(size()) / width / 16 * 16);
@@ -122,7 +123,7 @@ class ShmGroup final : public CountedGroup {
 
   Work do_reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, double scale) override {
     const int64_t chunk = output.numel();
-    std::vector<int64_t> starts, counts;
+    PerRank starts, counts;
     for (int r = 0; r < size(); ++r) {
       starts.push_back(r * chunk);
       counts.push_back(chunk);
@@ -136,7 +137,7 @@ class ShmGroup final : public CountedGroup {
 
   Work do_all_reduce(at::Tensor tensor, ReduceOp op, double scale) override {
     const int64_t chunk = (tensor.numel() + size() - 1) / size();
-    std::vector<int64_t> starts, counts;
+    PerRank starts, counts;
     for (int r = 0; r < size(); ++r) {
       starts.push_back(std::min(tensor.numel(), r * chunk));
       counts.push_back(std::clamp<int64_t>(tensor.numel() - r * chunk, 0, chunk));

@@ -81,6 +81,7 @@ std::string to_json(const Record& record, const Options& options) {
   line.add("time_to_first_step_s", largest(record.time_to_first_step_s));
   line.add("parameter_bytes", record.parameter_bytes).add("gradient_bytes", record.gradient_bytes);
   line.add("peak_unsharded_bytes", record.peak_unsharded_bytes);
+  line.add("parameters_hash", record.parameters_hash);
   line.add("validation_losses", record.validation_losses);
   return line.str();
 }

@@ -25,6 +25,7 @@ struct Record {
   std::vector<int64_t> mesh;
   std::string backend;
   std::vector<double> validation_losses;  // mean over the ranks
+  std::string parameters_hash;            // FNV-1a, 64 bits, of all final parameters' bytes
   double parameter_bytes = 0;
   double gradient_bytes = 0;
   double peak_unsharded_bytes = 0;

@@ -87,6 +87,22 @@ TEST(Collectives, EveryOpAndType) {
   }
 }
 
+// Beyond the size from which results are written past the caches.
+TEST(Collectives, LargeMessages) {
+  auto& group = *world().group();
+  const int64_t n = (int64_t{33} << 20) / 4 + 3, ranks = group.size(), me = group.rank();
+  at::Tensor all = at::empty({ranks * n}), own = at::empty({n});
+  group.all_gather(all, at::arange(n, at::kFloat) + me).wait();
+  for (int64_t r = 0; r < ranks; ++r) {
+    EXPECT_TRUE(at::equal(all.narrow(0, r * n, n), at::arange(n, at::kFloat) + r));
+  }
+  all.add_(me);
+  group.reduce_scatter(own, all).wait();
+  at::Tensor sum = at::zeros({n});
+  for (int64_t r = 0; r < ranks; ++r) sum += (at::arange(n, at::kFloat) + me) + r;
+  EXPECT_TRUE(at::equal(own, sum));
+}
+
 TEST(Collectives, Broadcast) {
   auto& group = *world().group();
   for (int root = 0; root < group.size(); ++root) {

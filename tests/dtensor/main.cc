@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   cleave::InitOptions options;
   options.timeout = std::chrono::seconds(60);
   if (const char* backend = std::getenv("CLEAVE_TEST_BACKEND")) options.backend = backend;
+  if (const char* device = std::getenv("CLEAVE_TEST_DEVICE")) options.device = device;
   joined = std::make_unique<cleave::World>(cleave::init(options));
   line_mesh = cleave::init_device_mesh(world(), {world().size()}, {"dp"});
   // Tests named SquareMesh* are of a 2x2 mesh: they exist with four ranks only.

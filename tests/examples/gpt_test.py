@@ -44,7 +44,16 @@ def record(ranks, *flags):
 def synthetic(ranks, strategy, *flags, preset="tiny", replicas=None):
     if strategy == "HYBRID_SHARD":
         flags += (f"--replicas={replicas or 2}",)
-    return record(ranks, "--synthetic", f"--preset={preset}", f"--strategy={strategy}", *flags)["losses"]
+    return record(ranks, "--synthetic", f"--preset={preset}", f"--strategy={strategy}", *flags)
+
+
+def losses(*args, **named):
+    return synthetic(*args, **named)["losses"]
+
+
+def bits(*args, **named):
+    run = synthetic(*args, **named)
+    return run["losses"], run["parameters_hash"]
 
 
 class Losses(unittest.TestCase):
@@ -57,35 +66,42 @@ class Losses(unittest.TestCase):
         for strategy in STRATEGIES:
             for optimizer in ("fused", "adamw"):
                 with self.subTest(strategy=strategy, optimizer=optimizer):
-                    losses = synthetic(2, strategy, f"--optimizer={optimizer}")
-                    self.assert_close(losses, PEERS["tiny"]["losses"])
+                    got = losses(2, strategy, f"--optimizer={optimizer}")
+                    self.assert_close(got, PEERS["tiny"]["losses"])
 
     def test_base_equals_the_peers(self):
-        for strategy in ("FULL_SHARD", "NO_SHARD"):
+        for strategy in STRATEGIES:
             with self.subTest(strategy=strategy):
-                losses = synthetic(2, strategy, preset="base")
-                self.assert_close(losses, PEERS["base"]["losses"], BASE_TOLERANCE)
+                got = losses(2, strategy, preset="base")
+                self.assert_close(got, PEERS["base"]["losses"], BASE_TOLERANCE)
 
     def test_strategies_give_the_same_bits(self):
         for ranks in (2, 3, 4):
-            expected = synthetic(ranks, "NO_SHARD", "--optimizer=fused")
+            expected = bits(ranks, "NO_SHARD", "--optimizer=fused")
             for strategy in STRATEGIES[1:4]:
                 with self.subTest(ranks=ranks, strategy=strategy):
-                    self.assertEqual(synthetic(ranks, strategy, "--optimizer=fused"), expected)
+                    self.assertEqual(bits(ranks, strategy, "--optimizer=fused"), expected)
+            # One replica of all ranks, and replicas of one rank each: one sum in rank order, as above.
+            for replicas in (1, ranks):
+                with self.subTest(ranks=ranks, replicas=replicas):
+                    self.assertEqual(bits(ranks, "HYBRID_SHARD", "--optimizer=fused", replicas=replicas), expected)
 
+    # 2 x 2 adds (r0 + r1) + (r2 + r3), not in rank order: hence a tolerance, and another hash.
     def test_two_replicas_of_two(self):
-        got = synthetic(4, "HYBRID_SHARD", "--optimizer=fused")
-        self.assert_close(got, synthetic(4, "NO_SHARD", "--optimizer=fused"))
+        got = losses(4, "HYBRID_SHARD", "--optimizer=fused")
+        self.assert_close(got, losses(4, "NO_SHARD", "--optimizer=fused"))
 
     def test_gloo_gives_the_same_bits(self):
-        shm = synthetic(2, "FULL_SHARD", "--optimizer=fused")
-        self.assertEqual(synthetic(2, "FULL_SHARD", "--optimizer=fused", "--backend=gloo"), shm)
+        for strategy in STRATEGIES[:4]:
+            with self.subTest(strategy=strategy):
+                self.assertEqual(bits(3, strategy, "--optimizer=fused", "--backend=gloo"),
+                                 bits(3, strategy, "--optimizer=fused"))
 
     def test_accumulation(self):
         # The batch is the same in every step and micro-batch, so the losses are those without.
         for strategy in STRATEGIES:
             with self.subTest(strategy=strategy):
-                self.assert_close(synthetic(2, strategy, "--accumulation=2"), PEERS["tiny"]["losses"])
+                self.assert_close(losses(2, strategy, "--accumulation=2"), PEERS["tiny"]["losses"])
 
 
 SMALL = ("--hidden=32", "--layers=2", "--heads=2", "--seq=32", "--steps=6", "--sample_bytes=8")

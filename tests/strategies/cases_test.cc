@@ -211,6 +211,21 @@ TEST(Cases, RanksThatDifferAreRefusedEverywhere) {
   world().group()->barrier();
 }
 
+TEST_P(Cases, FusedAdamWRefusesAReplacedGradient) {
+  Linears model;
+  shard_linears(model, GetParam());
+  optim::AdamW optimizer(model);
+  plain_loss(model, data(world().rank())).backward();
+  auto weight = model.parameters()[1];
+  weight.mutable_grad() = weight.grad().clone();
+  try {
+    optimizer.step();
+    FAIL() << "stepped with a gradient that it does not read";
+  } catch (const std::exception& e) {
+    EXPECT_NE(std::string(e.what()).find("b.weight"), std::string::npos) << e.what();
+  }
+}
+
 // Gradients that are not zeroed add up over steps, as in plain LibTorch.
 TEST_P(Cases, GradientsKeptOverSteps) {
   Linears model, plain;

@@ -48,7 +48,9 @@ class Environment(unittest.TestCase):
         self.assertEqual(sorted(run.stdout.decode().split()), ["0", "0", "1"])
 
     def test_the_port_is_taken_from_the_start(self):
-        script = 'import os, socket; socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5)'
+        # Rank 0 owns the listening socket, and must outlive the other's attempt.
+        script = ('import os, socket, time; time.sleep(2) if os.environ["RANK"] == "0" else '
+                  'socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])), 5)')
         self.assertEqual(launch("-n", "2", sys.executable, "-c", script).returncode, 0)
 
     def test_two_jobs_have_two_ports(self):

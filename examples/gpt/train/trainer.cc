@@ -2,7 +2,9 @@
 
 #include <chrono>
 #include <optional>
+#include <sstream>
 
+#include "core/dtensor.h"
 #include "gpt/process_stats.h"
 #include "strategies/fully_shard.h"
 
@@ -11,6 +13,21 @@ namespace {
 
 Batch to_device(const Batch& batch, const at::Device& device) {
   return {batch.inputs.to(device), batch.targets.to(device)};
+}
+
+// Equal exactly when all parameters have the same bits. Collective.
+std::string hash_of_parameters(const torch::nn::Module& model) {
+  torch::NoGradGuard no_grad;
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const auto& parameter : model.parameters()) {
+    const at::Tensor whole =
+        (cleave::is_dtensor(parameter) ? cleave::full_tensor(parameter) : parameter).cpu().contiguous();
+    const auto* bytes = static_cast<const uint8_t*>(whole.const_data_ptr());
+    for (size_t i = 0; i < whole.nbytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3;
+  }
+  std::ostringstream text;
+  text << std::hex << hash;
+  return text.str();
 }
 
 }  // namespace
@@ -88,6 +105,7 @@ Record Trainer::record() const {
   record.wire_bytes_per_step = ranks_.gather(static_cast<double>(wire_bytes_));
   record.rss_start_mib = rss_start_mib_;
   record.parameters = parameters_;
+  record.parameters_hash = hash_of_parameters(*model_);
   record.mesh = mesh_.defined() ? mesh_.shape() : std::vector<int64_t>{1};
   record.backend = ranks_.backend();
   if (mesh_.defined()) {
