@@ -26,7 +26,6 @@ using rules::Input;
 const rules::Table& table() {
   static const rules::Table* const result = [] {
     auto* made = new rules::Table;
-    rules::add_replicated(*made);
     rules::add_pointwise(*made);
     rules::add_factories(*made);
     rules::add_reductions(*made);
@@ -54,21 +53,39 @@ std::string base_name(std::string name) {
   return name;
 }
 
+// Whether an op without a rule may run on the whole values: it must neither draw random numbers nor return
+// a view, since the result would not share the DTensor's memory.
+bool replicable(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::nondeterministic_seeded)) return false;
+  auto views = [](const std::vector<c10::Argument>& arguments) {
+    return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+      return argument.alias_info() && !argument.alias_info()->isWrite();
+    });
+  };
+  return !views(op.schema().arguments()) && !views(op.schema().returns());
+}
+
 // One look-up by the schema's address after the first call of an op on this thread.
-const Resolved& resolve(const c10::FunctionSchema& schema) {
+const Resolved& resolve(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
   thread_local absl::flat_hash_map<const c10::FunctionSchema*, std::unique_ptr<Resolved>> known;
   auto& entry = known[&schema];
   if (!entry) {
     entry = std::make_unique<Resolved>();
     entry->foreach = is_foreach(schema.name());
-    // A shape cannot be changed in place.
+    // A shape cannot be changed in place, nor the memory exchanged.
     static const absl::flat_hash_set<std::string_view> kReshaping{
-        "aten::squeeze_",  "aten::unsqueeze_", "aten::t_",      "aten::transpose_",
-        "aten::swapdims_", "aten::swapaxes_",  "aten::resize_", "aten::as_strided_"};
-    const auto found = schema.name().starts_with("aten::") && !kReshaping.contains(schema.name())
-                           ? table().find(base_name(schema.name()))
-                           : table().end();
-    if (found != table().end()) entry->rule = &found->second;
+        "aten::squeeze_",  "aten::unsqueeze_", "aten::t_",          "aten::transpose_", "aten::swapdims_",
+        "aten::swapaxes_", "aten::resize_",    "aten::as_strided_", "aten::set_",       "aten::resize_as_"};
+    static const rules::Rule kReplicated{};
+    if (schema.name().starts_with("aten::") && !kReshaping.contains(schema.name())) {
+      const auto found = table().find(base_name(schema.name()));
+      if (found != table().end()) {
+        entry->rule = &found->second;
+      } else if (replicable(op)) {
+        entry->rule = &kReplicated;
+      }
+    }
   }
   return *entry;
 }
@@ -332,7 +349,7 @@ SpecPtr output_spec(const Call& call, const Decision& decision, size_t k, const 
 
 void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   const auto& schema = op.schema();
-  const auto& resolved = resolve(schema);
+  const auto& resolved = resolve(op);
   if (resolved.foreach) return run_foreach(op, stack);
   at::AutoDispatchBelowADInplaceOrView below;
   const auto base = stack->size() - schema.arguments().size();

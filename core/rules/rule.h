@@ -3,7 +3,9 @@
 // A rule proposes, for one mesh dimension, the combinations of input and output placements with which
 // the op may run locally and give the right global value ("strategies"); dispatch picks the cheapest
 // per mesh dimension and redistributes. Everything replicated is always possible and is added by
-// dispatch. Rules see shapes and numbers, never values, so all ranks choose alike.
+// dispatch, which also runs deterministic ATen ops without a rule that way; views and random ops without a
+// rule, and ops of other libraries, are refused by name. Rules see shapes and numbers, never values, so all
+// ranks choose alike.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -82,7 +84,6 @@ void add_losses(Table& table);
 void add_attention(Table& table);
 void add_factories(Table& table);
 void add_random(Table& table);
-void add_replicated(Table& table);
 
 // Helpers.
 int64_t wrap_dim(int64_t dim, int64_t dims);
