@@ -25,17 +25,28 @@ using rules::Input;
 
 const rules::Table& table() {
   static const rules::Table* const result = [] {
+    struct Family {
+      const char* name;
+      void (*add)(rules::Table&);
+    };
     auto* made = new rules::Table;
-    rules::add_pointwise(*made);
-    rules::add_factories(*made);
-    rules::add_reductions(*made);
-    rules::add_matmul(*made);
-    rules::add_views(*made);
-    rules::add_normalisation(*made);
-    rules::add_lookup(*made);
-    rules::add_losses(*made);
-    rules::add_attention(*made);
-    rules::add_random(*made);
+    for (const auto& family : {Family{"pointwise", rules::add_pointwise},
+                               {"factories", rules::add_factories},
+                               {"reduction", rules::add_reductions},
+                               {"matmul", rules::add_matmul},
+                               {"view", rules::add_views},
+                               {"normalisation", rules::add_normalisation},
+                               {"lookup", rules::add_lookup},
+                               {"loss", rules::add_losses},
+                               {"attention", rules::add_attention},
+                               {"random", rules::add_random}}) {
+      rules::Table rules_of_family;
+      family.add(rules_of_family);
+      for (auto& [name, rule] : rules_of_family) {
+        rule.family = family.name;
+        (*made)[name] = rule;
+      }
+    }
     return made;
   }();
   return *result;
@@ -420,6 +431,12 @@ void register_all() {
 }
 
 }  // namespace
+
+const char* rule_family(const c10::OperatorHandle& op) {
+  const auto& resolved = resolve(op);
+  if (resolved.foreach) return "foreach";
+  return resolved.rule ? resolved.rule->family : "refused";
+}
 
 void ensure_registered() {
   static const bool done = [] {

@@ -69,6 +69,7 @@ struct Rule {
   void (*local)(const c10::OperatorHandle&, c10::Stack*, const Call&, const SpecPtr& out) = nullptr;
   // Runs instead of everything, on DTensors; false: go on as usual.
   bool (*replace)(const c10::OperatorHandle&, c10::Stack*, const Call&) = nullptr;
+  const char* family = "whole value";  // set by dispatch: the file that the rule stands in
 };
 
 // By the op's base name: "add" serves add.Tensor, add.Scalar, add.out, add_.Tensor.

@@ -1,20 +1,24 @@
 // Replays recorded ATen calls on DTensors, in many placements, and compares the gathered results with the
 // recorded ones. Under cleave-run:
 //
-//   op_conformance --cases=FILE [--json=OUT] [--only=PREFIX] [--verbose]
+//   op_conformance --cases=FILE [--json=OUT] [--table=OUT] [--least=97] [--only=PREFIX] [--verbose]
 //
 // FILE: torch.save of a list of (dispatcher name, args, kwargs, outputs). Each case is run with all tensors
 // replicated; each tensor alone as Shard(d) for every d (dimensions shorter than the number of ranks and of
 // size 0 included) and as Partial(sum); and all tensors as Shard(d). Four ranks also form a 2x2 mesh.
 // Random ops are compared with their own replicated run; uninitialised ones by layout only.
-// Exit code: 0; 1 when a value was wrong; 2 for bad arguments; 3 when ranks fell out of step.
+// Exit code: 0; 1 when a value was wrong, an op failed without being refused by name, or less than `--least`
+// percent of the cells with a shard or a partial value were right; 2 for bad arguments; 3 when ranks fell out
+// of step.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/serialize.h>
 
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <set>
 
+#include "core/dispatch.h"
 #include "core/dtensor.h"
 #include "core/init.h"
 
@@ -301,6 +305,8 @@ struct Counts {
 struct Report {
   Counts sharded, replicated;
   std::map<std::string, Counts> by_op;
+  std::map<std::string, Counts> by_family;  // with a shard or a partial value
+  std::map<std::string, std::set<std::string>> ops_of_family;
 };
 
 class Replay {
@@ -330,6 +336,9 @@ class Replay {
       verdict = agree(verdict, recorded.name + " " + text(combination) + " " + error);
       (whole ? report.replicated : report.sharded).add(verdict);
       report.by_op[recorded.name].add(verdict);
+      const char* family = rule_family(recorded.op);
+      report.ops_of_family[family].insert(recorded.name);
+      if (!whole) report.by_family[family].add(verdict);
       if (verbose_ && world_.rank() == 0 && verdict != kRight) {
         static constexpr const char* kNames[] = {"right", "wrong", "refused", "failed"};
         std::cout << kNames[verdict] << " " << recorded.name << " " << text(combination) << " "
@@ -378,6 +387,28 @@ void print(const Report& report, const std::string& path) {
   if (!out) throw std::runtime_error("cannot write '" + path + "'");
 }
 
+// Markdown.
+void write_table(const Report& report, int ranks, const std::string& path) {
+  std::ofstream out(path);
+  out << "# Op coverage\n\nMade by `op_conformance --table` on " << ranks
+      << " ranks. Each op was replayed with every tensor in every placement; a family is a file of\n"
+         "[core/rules](../core/rules), \"whole value\" the ops that gather first, \"refused\" those that "
+         "throw.\n\n"
+         "| family | ops | right | wrong | refused |\n|---|---:|---:|---:|---:|\n";
+  auto row = [&](const std::string& name, size_t ops, const Counts& counts) {
+    out << "| " << name << " | " << ops << " | " << counts.right << " | " << counts.wrong << " | "
+        << counts.refused + counts.failed << " |\n";
+  };
+  size_t all = 0;
+  for (const auto& [family, ops] : report.ops_of_family) {
+    const auto counts = report.by_family.find(family);
+    row(family, ops.size(), counts == report.by_family.end() ? Counts() : counts->second);
+    all += ops.size();
+  }
+  row("**all**", all, report.sharded);
+  if (!out) throw std::runtime_error("cannot write '" + path + "'");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -388,7 +419,8 @@ int main(int argc, char** argv) {
     flags[flag.substr(0, equals)] = equals == std::string::npos ? "yes" : flag.substr(equals + 1);
   }
   if (!flags.contains("--cases")) {
-    std::cerr << "usage: op_conformance --cases=FILE [--json=OUT] [--only=PREFIX] [--verbose]\n";
+    std::cerr << "usage: op_conformance --cases=FILE [--json=OUT] [--table=OUT] [--least=97] [--only=PREFIX] "
+                 "[--verbose]\n";
     return 2;
   }
   try {
@@ -413,9 +445,14 @@ int main(int argc, char** argv) {
     if (world.rank() == 0) {
       if (unreadable > 0) std::cout << unreadable << " cases could not be read" << std::endl;
       print(replay.report, flags["--json"]);
+      if (flags.contains("--table")) write_table(replay.report, world.size(), flags["--table"]);
     }
     world.group()->barrier();
-    return replay.report.sharded.wrong + replay.report.replicated.wrong > 0 ? 1 : 0;
+    const auto &sharded = replay.report.sharded, &replicated = replay.report.replicated;
+    const auto cells = sharded.right + sharded.wrong + sharded.refused + sharded.failed;
+    const double least = flags.contains("--least") ? std::stod(flags["--least"]) : 0;
+    const bool bad = sharded.wrong + replicated.wrong + sharded.failed + replicated.failed > 0;
+    return bad || 100.0 * static_cast<double>(sharded.right) < least * static_cast<double>(cells) ? 1 : 0;
   } catch (const std::exception& e) {
     std::cerr << e.what() << std::endl;
     return 3;
