@@ -225,7 +225,7 @@ bool mixes_ragged(const std::vector<Placements>& all) {
 
 Decision replicated(const Call& call) {
   const Placements all(static_cast<size_t>(call.mesh.ndim()), Replicate());
-  return {std::vector<Placements>(call.inputs.size(), all), {all}, {}};
+  return {std::vector<Placements>(call.inputs.size(), all), {all}, {}, {}};
 }
 
 bool has_out(const c10::FunctionSchema& schema) {
@@ -237,7 +237,7 @@ bool has_out(const c10::FunctionSchema& schema) {
 
 Decision decide(const Call& call, const rules::Rule& rule) {
   if (!rule.propose || has_out(call.schema)) return replicated(call);
-  Decision decision{std::vector<Placements>(call.inputs.size()), {}, {}};
+  Decision decision{std::vector<Placements>(call.inputs.size()), {}, {}, {}};
   for (int64_t mesh_dim = 0; mesh_dim < call.mesh.ndim(); ++mesh_dim) {
     rules::Proposal proposal;
     rule.propose(call, mesh_dim, proposal);
@@ -341,7 +341,7 @@ class Localiser {
   std::vector<Copy> copies_;
 };
 
-SpecPtr output_spec(const Call& call, const Decision& decision, size_t k, const at::Tensor* local) {
+SpecPtr make_output_spec(const Call& call, const Decision& decision, size_t k, const at::Tensor* local) {
   const auto& placements = decision.outputs[std::min(k, decision.outputs.size() - 1)];
   std::vector<int64_t> sizes;
   if (!decision.output_sizes.empty())
@@ -356,6 +356,18 @@ SpecPtr output_spec(const Call& call, const Decision& decision, size_t k, const 
                      : call.inputs[0].spec ? call.inputs[0].spec->dtype()
                                            : c10::kFloat;
   return std::make_shared<const DTensorSpec>(call.mesh, placements, std::move(sizes), dtype);
+}
+
+// The spec of output k, whose local tensor is `local` (null: not computed yet). Made once per decision, and
+// again when sizes depend on values.
+const SpecPtr& output_spec(const Call& call, const Decision& decision, size_t k, const at::Tensor* local) {
+  auto& made = decision.output_specs;
+  if (k >= made.size()) made.resize(k + 1);
+  auto& spec = made[k];
+  const bool fits =
+      spec && (!local || (spec->dtype() == local->scalar_type() && spec->local_sizes() == local->sizes()));
+  if (!fits) spec = make_output_spec(call, decision, k, local);
+  return spec;
 }
 
 void run(const c10::OperatorHandle& op, c10::Stack* stack) {

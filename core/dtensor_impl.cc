@@ -66,7 +66,7 @@ const at::Tensor& local_of(const at::Tensor& tensor) {
 at::Tensor make_dtensor(at::Tensor local, SpecPtr spec) {
   ensure_registered();
   TORCH_CHECK_TYPE(!is_dtensor(local), "cleave: the local part of a DTensor must be a plain tensor");
-  const auto expected = spec->local_sizes();
+  const auto& expected = spec->local_sizes();
   TORCH_CHECK_VALUE(local.sizes() == expected, "cleave: the local tensor of ", spec->str(),
                     " must have sizes ", c10::IntArrayRef(expected), ", got ", local.sizes());
   TORCH_CHECK_TYPE(local.scalar_type() == spec->dtype(), "cleave: the local tensor of ", spec->str(),

@@ -75,6 +75,7 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int
   hash_ = combine(mesh_.hash(), static_cast<size_t>(dtype_));
   for (const auto& placement : placements_) hash_ = combine(hash_, placement.hash());
   for (auto size : sizes_) hash_ = combine(hash_, static_cast<size_t>(size));
+  local_sizes_ = local_sizes(own_coordinate(mesh_));
 }
 
 int64_t DTensorSpec::numel() const {
@@ -82,8 +83,6 @@ int64_t DTensorSpec::numel() const {
   for (auto size : sizes_) result *= size;
   return result;
 }
-
-std::vector<int64_t> DTensorSpec::local_sizes() const { return local_sizes(own_coordinate(mesh_)); }
 
 std::vector<int64_t> DTensorSpec::local_sizes(const std::vector<int64_t>& coordinate) const {
   return extent(*this, coordinate).sizes;

@@ -28,7 +28,7 @@ class DTensorSpec {
   // The shape of this rank's local tensor, or that of the rank at `coordinate`. Uneven shards: the
   // first ranks take ceil(size / N), the last ones less or nothing. Several mesh dimensions on one
   // tensor dimension split from the left.
-  std::vector<int64_t> local_sizes() const;
+  const std::vector<int64_t>& local_sizes() const { return local_sizes_; }
   std::vector<int64_t> local_sizes(const std::vector<int64_t>& coordinate) const;
   // First global index of this rank's part in each tensor dimension.
   std::vector<int64_t> local_offsets() const;
@@ -44,6 +44,7 @@ class DTensorSpec {
   std::vector<int64_t> sizes_;
   c10::ScalarType dtype_;
   size_t hash_ = 0;
+  std::vector<int64_t> local_sizes_;  // of this rank
 };
 
 using SpecPtr = std::shared_ptr<const DTensorSpec>;

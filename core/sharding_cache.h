@@ -12,6 +12,7 @@ struct Decision {
   std::vector<Placements> inputs;                  // per input, per mesh dim
   std::vector<Placements> outputs;                 // per output; the last holds for all further ones
   std::vector<std::vector<int64_t>> output_sizes;  // see rules::Proposal
+  mutable std::vector<SpecPtr> output_specs;       // as far as made; a decision belongs to one thread
 };
 
 using Decide = Decision (*)(const rules::Call&, const rules::Rule&);
