@@ -83,13 +83,10 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   const at::Tensor& shard() const { return shard_; }
   const at::Tensor& reduced() const { return reduced_; }
   int64_t shard_rank() const { return shard_group_->rank(); }
-  ProcessGroup& shard_group() { return *shard_group_; }
-  ProcessGroup* replica_group() { return replica_group_.get(); }
   const std::shared_ptr<GatherSchedule>& schedule() const { return schedule_; }
   void set_schedule(std::shared_ptr<GatherSchedule> schedule);
   const DeviceMesh& mesh() const { return mesh_; }
   Strategy strategy() const { return options_.strategy; }
-  at::Tensor whole() const { return whole_.narrow(0, 0, layout_.padded); }  // while present
 
  private:
   enum class State { kReleased, kGathering, kPresent };
