@@ -8,11 +8,15 @@
 #pragma once
 
 #include "core/device_mesh.h"
+#include "core/distribute_module.h"
 #include "core/dtensor.h"
 #include "core/dtensor_spec.h"
+#include "core/explain.h"
+#include "core/factories.h"
 #include "core/init.h"
 #include "core/placement.h"
 #include "core/process_group.h"
+#include "core/register_rule.h"
 #include "core/traffic.h"
 #include "strategies/fully_shard.h"
 #include "strategies/optim/adamw.h"

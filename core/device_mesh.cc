@@ -89,6 +89,7 @@ int64_t DeviceMesh::size(int64_t dim) const { return state_->shape.at(static_cas
 const std::vector<int64_t>& DeviceMesh::shape() const { return state_->shape; }
 const std::vector<std::string>& DeviceMesh::dim_names() const { return state_->names; }
 int64_t DeviceMesh::coordinate(int64_t dim) const { return state_->coordinate.at(static_cast<size_t>(dim)); }
+const std::vector<int64_t>& DeviceMesh::coordinate() const { return state_->coordinate; }
 const std::vector<int>& DeviceMesh::ranks() const { return state_->ranks; }
 const std::string& DeviceMesh::device() const { return state_->world.device(); }
 

@@ -7,13 +7,16 @@
 #include <torch/library.h>
 
 #include <limits>
+#include <mutex>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "core/dtensor_impl.h"
+#include "core/explain.h"
 #include "core/foreach.h"
 #include "core/redistribute.h"
 #include "core/redistribute_plan.h"
+#include "core/register_rule.h"
 #include "core/rules/rule.h"
 #include "core/sharding_cache.h"
 
@@ -35,6 +38,7 @@ const rules::Table& table() {
                                {"reduction", rules::add_reductions},
                                {"matmul", rules::add_matmul},
                                {"view", rules::add_views},
+                               {"strided view", rules::add_strided_views},
                                {"normalisation", rules::add_normalisation},
                                {"lookup", rules::add_lookup},
                                {"loss", rules::add_losses},
@@ -52,10 +56,41 @@ const rules::Table& table() {
   return *result;
 }
 
+// Rules of users, by the op's full name.
+struct UserRules {
+  std::mutex mutex;
+  std::unordered_map<std::string, rules::Rule> table;
+};
+
+UserRules& user_rules() {
+  static auto* const rules = new UserRules;
+  return *rules;
+}
+
+const rules::Rule* user_rule(const std::string& name) {
+  auto& rules = user_rules();
+  const std::lock_guard lock(rules.mutex);
+  const auto found = rules.table.find(name);
+  return found == rules.table.end() ? nullptr : &found->second;
+}
+
 struct Resolved {
   const rules::Rule* rule = nullptr;
   bool foreach = false;
+  std::optional<c10::OperatorHandle> reshape;  // of an op that changes its argument's shape: the one that does not
 };
+
+// transpose_ -> transpose.int: the same op, not in place.
+std::optional<c10::OperatorHandle> out_of_place_reshape(const c10::FunctionSchema& schema) {
+  static const absl::flat_hash_map<std::string_view, const char*> kNames{
+      {"aten::squeeze_", "aten::squeeze"}, {"aten::unsqueeze_", "aten::unsqueeze"}, {"aten::t_", "aten::t"},
+      {"aten::transpose_", "aten::transpose"}};
+  const auto found = kNames.find(schema.name());
+  if (found == kNames.end()) return std::nullopt;
+  const bool transpose = schema.name() == "aten::transpose_";
+  return c10::Dispatcher::singleton().findSchemaOrThrow(found->second,
+                                                        transpose ? "int" : schema.overload_name().c_str());
+}
 
 // "aten::add_" -> "add"; names that begin with an underscore keep it.
 std::string base_name(std::string name) {
@@ -84,12 +119,14 @@ const Resolved& resolve(const c10::OperatorHandle& op) {
   if (!entry) {
     entry = std::make_unique<Resolved>();
     entry->foreach = is_foreach(schema.name());
-    // A shape cannot be changed in place, nor the memory exchanged.
-    static const absl::flat_hash_set<std::string_view> kReshaping{
-        "aten::squeeze_",  "aten::unsqueeze_", "aten::t_",          "aten::transpose_", "aten::swapdims_",
-        "aten::swapaxes_", "aten::resize_",    "aten::as_strided_", "aten::set_",       "aten::resize_as_"};
+    entry->reshape = out_of_place_reshape(schema);
+    // Memory cannot be exchanged, nor grow.
+    static const absl::flat_hash_set<std::string_view> kReshaping{"aten::resize_", "aten::as_strided_", "aten::set_",
+                                                                  "aten::resize_as_"};
     static const rules::Rule kReplicated{};
-    if (schema.name().starts_with("aten::") && !kReshaping.contains(schema.name())) {
+    if (const auto* own = user_rule(schema.name())) {
+      entry->rule = own;
+    } else if (schema.name().starts_with("aten::") && !kReshaping.contains(schema.name())) {
       const auto found = table().find(base_name(schema.name()));
       if (found != table().end()) {
         entry->rule = &found->second;
@@ -117,15 +154,18 @@ void add_input(Call& call, const c10::FunctionSchema& schema, const at::Tensor& 
   } else {
     TORCH_CHECK(tensor.dim() == 0 && !written, "cleave: ", schema.name(), " mixes a plain tensor (argument '",
                 schema.arguments()[static_cast<size_t>(arg)].name(), "', sizes ", tensor.sizes(),
-                ") with DTensors; make it one with cleave::distribute_tensor");
+                ") with DTensors; make it one with cleave::distribute_tensor, or open a cleave::ImplicitReplication "
+                "scope if it is the same on all ranks");
   }
   call.inputs.push_back(std::move(input));
 }
 
+thread_local int t_implicit_replication = 0;
+
 // Formulas of derivatives make plain tensors of zeros next to gradients (split, for example), the same
-// on every rank: they are replicated ones.
+// on every rank: they are replicated ones. So are all in an ImplicitReplication scope.
 void adopt_plain(c10::IValue* args, size_t count) {
-  if (!torch::autograd::get_current_node()) return;
+  if (!t_implicit_replication && !torch::autograd::get_current_node()) return;
   DeviceMesh mesh;
   bool plain = false;
   const auto look = [&](const at::Tensor& tensor) {
@@ -197,10 +237,7 @@ double cost(const Call& call, const rules::Strategy& strategy, int64_t mesh_dim)
       if (!to.is_replicate()) return std::numeric_limits<double>::infinity();
       continue;
     }
-    // Other placements than these are made from a replicated value.
-    const double there = from.is_ragged() && !to.is_replicate() && from != to
-                             ? redistribute_cost(from, Replicate(), input.bytes, call.mesh.size(mesh_dim))
-                             : redistribute_cost(from, to, input.bytes, call.mesh.size(mesh_dim));
+    const double there = redistribute_cost(from, to, input.bytes, call.mesh.size(mesh_dim));
     total += there;
     if (input.written && from != to) {
       total += redistribute_cost(to.is_replicate() ? to : Replicate(), from, input.bytes,
@@ -211,14 +248,33 @@ double cost(const Call& call, const rules::Strategy& strategy, int64_t mesh_dim)
   return total;
 }
 
-bool mixes_ragged(const std::vector<Placements>& all) {
-  for (const auto& placements : all) {
-    bool ragged = false, sharded = false;
-    for (const auto& placement : placements) {
-      ragged |= placement.is_ragged();
-      sharded |= placement.is_shard();
+bool mixes_ragged(const Placements& placements) {
+  bool ragged = false, sharded = false;
+  for (const auto& placement : placements) {
+    ragged |= placement.is_ragged();
+    sharded |= placement.is_shard() || placement.is_strided();
+  }
+  return ragged && sharded;
+}
+
+// A ragged shard next to Shard counts in what Shard leaves, so it only survives where nothing changes: inputs that
+// have it already, outputs that are like one of them.
+bool breaks_ragged(const Call& call, const Decision& decision) {
+  const Input* mixed = nullptr;
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    if (!mixes_ragged(decision.inputs[i])) continue;
+    const auto& input = call.inputs[i];
+    if (!input.spec || input.spec->placements() != decision.inputs[i]) return true;
+    if (mixed && mixed->sizes != input.sizes) return true;
+    mixed = &input;
+  }
+  for (size_t k = 0; k < decision.outputs.size(); ++k) {
+    if (!mixes_ragged(decision.outputs[k])) continue;
+    const auto& sizes = decision.output_sizes;
+    if (!mixed || decision.outputs[k] != mixed->spec->placements() || sizes.empty() ||
+        mixed->sizes != at::IntArrayRef(sizes[std::min(k, sizes.size() - 1)])) {
+      return true;
     }
-    if (ragged && sharded) return true;
   }
   return false;
 }
@@ -261,8 +317,7 @@ Decision decide(const Call& call, const rules::Rule& rule) {
     }
     decision.output_sizes = std::move(proposal.output_sizes);
   }
-  auto outputs = decision.outputs;
-  return mixes_ragged(decision.inputs) || mixes_ragged(outputs) ? replicated(call) : decision;
+  return breaks_ragged(call, decision) ? replicated(call) : decision;
 }
 
 // Replaces DTensors on the stack by local tensors with the placements decided on.
@@ -325,6 +380,7 @@ class Localiser {
     const auto& own = dtensor_impl(tensor)->local();
     auto result = redistribute_local(own, input.spec, target);
     if (input.written) {
+      check_writable(call_.schema, tensor);
       written_.push_back(tensor);
       if (target != input.spec->placements()) {
         if (result.is_alias_of(own)) result = result.clone();
@@ -370,10 +426,40 @@ const SpecPtr& output_spec(const Call& call, const Decision& decision, size_t k,
   return spec;
 }
 
+// transpose_ and its like: the argument becomes what the op out of place returns, a view of the same memory.
+void reshape_in_place(const c10::OperatorHandle& op, const c10::OperatorHandle& reshape, c10::Stack* stack) {
+  const auto self = (*stack)[stack->size() - op.schema().arguments().size()].toTensor();
+  at::AutoDispatchBelowADInplaceOrView below;
+  reshape.callBoxed(stack);
+  const auto result = stack->back().toTensor();
+  TORCH_CHECK(dtensor_impl(result)->local().is_alias_of(dtensor_impl(self)->local()), "cleave: ",
+              op.schema().name(), " of ", spec_of(self).str(), " would have to move data; use the op without '_'");
+  static_cast<DTensorImpl*>(self.unsafeGetTensorImpl())->become(*dtensor_impl(result));
+  stack->back() = self;
+}
+
+// Views of memory that is not what they are views of; in a backward pass nobody writes through them.
+bool is_moved_view(const c10::Argument& result, const at::Tensor& local, const c10::Stack& arguments) {
+  const auto* alias = result.alias_info();
+  if (!alias || alias->isWrite() || torch::autograd::get_current_node() || local.numel() == 0) return false;
+  if (!arguments[0].isTensor()) return false;
+  const auto& viewed = arguments[0].toTensor();
+  const auto* impl = dtensor_impl(viewed);
+  return impl->is_moved_view() || !local.is_alias_of(impl->local());
+}
+
+// The op of `call`, for an open Explain scope.
+void explain_call(std::optional<ExplainedOp>& op, const Call& call) {
+  std::vector<std::string> inputs;
+  for (const auto& input : call.inputs) inputs.push_back(input.spec ? str(input.spec->placements()) : "number");
+  op.emplace(call.schema.name(), call.mesh, std::move(inputs));
+}
+
 void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   const auto& schema = op.schema();
   const auto& resolved = resolve(op);
   if (resolved.foreach) return run_foreach(op, stack);
+  if (resolved.reshape) return reshape_in_place(op, *resolved.reshape, stack);
   at::AutoDispatchBelowADInplaceOrView below;
   const auto base = stack->size() - schema.arguments().size();
   auto* args = stack->data() + base;
@@ -381,6 +467,8 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   const auto call = read(schema, args);
   TORCH_CHECK(call.mesh.defined(), "cleave: ", schema.name(), " without a DTensor");
   if (!resolved.rule || (resolved.rule->local && has_out(schema))) refuse(call);
+  std::optional<ExplainedOp> explain;
+  if (ExplainedOp::active()) explain_call(explain, call);
   if (resolved.rule->replace && resolved.rule->replace(op, stack, call)) return;
 
   const auto decision = cached_decision(call, *resolved.rule, decide);
@@ -398,20 +486,26 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   for (const auto& tensor : written) dtensor_impl(tensor)->bump_origin();
   const auto results = stack->size() - schema.returns().size();
   size_t output = 0, in_place = 0;
+  const auto wrap = [&](const c10::Argument& result, const at::Tensor& local) {
+    const auto& spec = output_spec(held, *decision, output++, &local);
+    if (explain) explain->add_output(str(spec->placements()));
+    auto tensor = make_dtensor(local, spec);
+    if (is_moved_view(result, local, kept))
+      static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl())->mark_moved_view();
+    return tensor;
+  };
   for (size_t i = 0; i < schema.returns().size(); ++i) {
     auto& value = (*stack)[results + i];
-    const auto* alias = schema.returns()[i].alias_info();
+    const auto& result = schema.returns()[i];
+    const auto* alias = result.alias_info();
     if (alias && alias->isWrite() && value.isTensor()) {
       value = written.at(in_place++);
     } else if (value.isTensor()) {
       const auto local = value.toTensor();
-      if (local.defined()) value = make_dtensor(local, output_spec(held, *decision, output, &local));
-      ++output;
+      if (local.defined()) value = wrap(result, local);
     } else if (value.isTensorList()) {
       auto tensors = value.toTensorVector();
-      for (auto& tensor : tensors) {
-        tensor = make_dtensor(tensor, output_spec(held, *decision, output++, &tensor));
-      }
+      for (auto& tensor : tensors) tensor = wrap(result, tensor);
       value = c10::List<at::Tensor>(tensors);
     }
   }
@@ -448,6 +542,39 @@ const char* rule_family(const c10::OperatorHandle& op) {
   const auto& resolved = resolve(op);
   if (resolved.foreach) return "foreach";
   return resolved.rule ? resolved.rule->family : "refused";
+}
+
+ImplicitReplication::ImplicitReplication() { ++t_implicit_replication; }
+ImplicitReplication::~ImplicitReplication() { --t_implicit_replication; }
+
+void register_rule(const std::string& name, rules::Rule rule) {
+  ensure_registered();
+  const auto separator = name.find("::");
+  TORCH_CHECK_VALUE(separator != std::string::npos && !name.starts_with("aten::"),
+                    "cleave: register_rule expects 'library::op' of a library other than aten, got '", name, "'");
+  auto& dispatcher = c10::Dispatcher::singleton();
+  static auto* const libraries = new std::vector<std::unique_ptr<torch::Library>>;
+  auto& rules = user_rules();
+  const std::lock_guard lock(rules.mutex);
+  TORCH_CHECK_VALUE(!rules.table.contains(name), "cleave: register_rule: '", name, "' has a rule already");
+  bool known = false;
+  for (const auto& each : dispatcher.getAllOpNames()) {
+    if (each.name != name) continue;
+    const auto op = dispatcher.findOp(each);
+    if (!op || !op->hasSchema()) continue;
+    known = true;
+    TORCH_CHECK_VALUE(!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
+                      "cleave: register_rule: '", name,
+                      "' decomposes into other ops by itself (CompositeImplicitAutograd); they have the rules");
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) continue;
+    libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, separator), kDTensorKey,
+                                                          __FILE__, __LINE__));
+    const auto full = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
+    libraries->back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
+  }
+  TORCH_CHECK_VALUE(known, "cleave: register_rule: there is no op '", name, "'");
+  rule.family = "user";
+  rules.table.emplace(name, rule);
 }
 
 void ensure_registered() {

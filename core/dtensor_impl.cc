@@ -16,6 +16,7 @@ DTensorImpl::DTensorImpl(at::Tensor local, SpecPtr spec)
 
 c10::intrusive_ptr<DTensorImpl> DTensorImpl::copy(bool allow_change) const {
   auto result = c10::make_intrusive<DTensorImpl>(local_, spec_);
+  result->moved_view_ = moved_view_;
   if (origin_)
     result->origin_ = origin_;
   else if (version_counter().enabled())
@@ -41,9 +42,21 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::Va
 void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& other) {
   const auto* source = dynamic_cast<const DTensorImpl*>(other.get());
   TORCH_CHECK(source, "cleave: set_data on a DTensor needs a DTensor; see distribute_tensor");
-  local_ = source->local_;
-  spec_ = source->spec_;
+  become(*source);
+}
+
+void DTensorImpl::become(const DTensorImpl& other) {
+  local_ = other.local_;
+  spec_ = other.spec_;
+  moved_view_ = other.moved_view_;
   set_sizes_contiguous(spec_->sizes());
+}
+
+void check_writable(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
+  TORCH_CHECK(!dtensor_impl(tensor)->is_moved_view(), "cleave: ", schema.name(), " writes to a view ",
+              dtensor_impl(tensor)->spec()->str(),
+              " for which data had to move, and would not reach the tensor that it views; write to that tensor, "
+              "redistribute it first, or clone() the view");
 }
 
 bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kDTensorKey); }

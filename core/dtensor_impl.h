@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <c10/core/TensorImpl.h>
 
 #include "core/dtensor.h"
@@ -27,6 +28,12 @@ class DTensorImpl final : public c10::TensorImpl {
     if (origin_) origin_->bump();
   }
 
+  // A view whose data was moved out of the tensor that it views: writing to it would be lost.
+  bool is_moved_view() const { return moved_view_; }
+  void mark_moved_view() { moved_view_ = true; }
+  // Takes the local tensor and spec of `other`; for ops that change the shape in place.
+  void become(const DTensorImpl& other);
+
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                               bool allow_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
@@ -41,11 +48,15 @@ class DTensorImpl final : public c10::TensorImpl {
 
   at::Tensor local_;
   SpecPtr spec_;
+  bool moved_view_ = false;
   mutable std::optional<c10::VariableVersion> origin_;
 };
 
 inline const DTensorImpl* dtensor_impl(const at::Tensor& tensor) {
   return static_cast<const DTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
+
+// Throws when the op may not write to `tensor`: a view for which data had to move has memory of its own.
+void check_writable(const c10::FunctionSchema& schema, const at::Tensor& tensor);
 
 }  // namespace cleave

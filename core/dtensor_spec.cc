@@ -5,42 +5,27 @@
 #include <algorithm>
 #include <sstream>
 
+#include "core/local_part.h"
+
 namespace cleave {
 namespace {
-
-struct Extent {
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> offsets;
-};
 
 size_t combine(size_t seed, size_t value) {
   return seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
 }
 
-std::vector<int64_t> own_coordinate(const DeviceMesh& mesh) {
-  std::vector<int64_t> coordinate(static_cast<size_t>(mesh.ndim()));
-  for (int64_t i = 0; i < mesh.ndim(); ++i) coordinate[static_cast<size_t>(i)] = mesh.coordinate(i);
-  return coordinate;
-}
-
-Extent extent(const DTensorSpec& spec, const std::vector<int64_t>& coordinate) {
-  Extent result{spec.sizes(), std::vector<int64_t>(spec.sizes().size(), 0)};
-  for (size_t i = 0; i < spec.placements().size(); ++i) {
-    const auto& placement = spec.placements()[i];
-    const auto rank = static_cast<size_t>(coordinate[i]);
-    if (placement.is_ragged()) {
-      const auto& bounds = placement.bounds();
-      return {{bounds[rank + 1] - bounds[rank]}, {bounds[rank]}};
-    }
-    if (!placement.is_shard()) continue;
-    auto& size = result.sizes[static_cast<size_t>(placement.dim())];
-    const auto ranks = spec.mesh().size(static_cast<int64_t>(i));
-    const auto chunk = (size + ranks - 1) / ranks;
-    const auto begin = std::min(size, chunk * coordinate[i]);
-    result.offsets[static_cast<size_t>(placement.dim())] += begin;
-    size = std::min(chunk, size - begin);
+// What the placements other than a ragged one leave on a rank: the size that its bounds divide. -1 when ranks
+// would have different numbers of elements.
+int64_t ragged_numel(const DeviceMesh& mesh, const Placements& placements, std::vector<int64_t> sizes) {
+  for (size_t i = 0; i < placements.size(); ++i) {
+    const auto& placement = placements[i];
+    if (!placement.is_shard() && !placement.is_strided()) continue;
+    auto& size = sizes[static_cast<size_t>(placement.dim())];
+    const auto ranks = mesh.size(static_cast<int64_t>(i));
+    if (size % (ranks * placement.split_factor()) != 0) return -1;
+    size /= ranks;
   }
-  return result;
+  return product(sizes);
 }
 
 }  // namespace
@@ -52,46 +37,49 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int
   TORCH_CHECK(static_cast<int64_t>(placements_.size()) == mesh_.ndim(), "cleave: expected ", mesh_.ndim(),
               " placements, one per mesh dimension, got ", placements_.size());
   const auto dims = static_cast<int64_t>(sizes_.size());
-  bool ragged = false, sharded = false;
+  const Placement* ragged = nullptr;
   for (size_t i = 0; i < placements_.size(); ++i) {
     auto& placement = placements_[i];
-    if (placement.is_shard()) {
+    if (placement.is_shard() || placement.is_strided()) {
       TORCH_CHECK_INDEX(placement.dim() >= -dims && placement.dim() < dims, "cleave: ", placement.str(),
                         " is out of range for a tensor of ", dims, " dimensions");
-      if (placement.dim() < 0) placement = Shard(placement.dim() + dims);
-      sharded = true;
+      const auto dim = placement.dim() < 0 ? placement.dim() + dims : placement.dim();
+      TORCH_CHECK_VALUE(placement.split_factor() > 0, "cleave: ", placement.str(), " needs at least one piece");
+      placement = placement.is_shard() ? Shard(dim) : StridedShard(dim, placement.split_factor());
     }
     if (!placement.is_ragged()) continue;
-    const auto& bounds = placement.bounds();
     TORCH_CHECK(!ragged, "cleave: only one mesh dimension can hold a ragged shard");
-    TORCH_CHECK(static_cast<int64_t>(bounds.size()) == mesh_.size(static_cast<int64_t>(i)) + 1 &&
-                    bounds.front() == 0 && bounds.back() == numel() &&
-                    std::is_sorted(bounds.begin(), bounds.end()),
-                "cleave: the bounds of ", placement.str(), " must ascend from 0 to ", numel(), " in ",
-                mesh_.size(static_cast<int64_t>(i)) + 1, " values");
-    ragged = true;
+    ragged = &placement;
+    TORCH_CHECK(static_cast<int64_t>(placement.bounds().size()) == mesh_.size(static_cast<int64_t>(i)) + 1,
+                "cleave: the bounds of ", placement.str(), " must be ", mesh_.size(static_cast<int64_t>(i)) + 1,
+                " values, one more than ranks");
   }
-  TORCH_CHECK(!(ragged && sharded), "cleave: a ragged shard cannot be combined with Shard");
+  if (ragged) {
+    const auto total = ragged_numel(mesh_, placements_, sizes_);
+    TORCH_CHECK(total >= 0, "cleave: ", ragged->str(), " next to Shard needs sizes that divide evenly, got ",
+                c10::IntArrayRef(sizes_));
+    const auto& bounds = ragged->bounds();
+    TORCH_CHECK(bounds.front() == 0 && bounds.back() == total && std::is_sorted(bounds.begin(), bounds.end()),
+                "cleave: the bounds of ", ragged->str(), " must ascend from 0 to ", total);
+  }
   hash_ = combine(mesh_.hash(), static_cast<size_t>(dtype_));
   for (const auto& placement : placements_) hash_ = combine(hash_, placement.hash());
   for (auto size : sizes_) hash_ = combine(hash_, static_cast<size_t>(size));
-  local_sizes_ = local_sizes(own_coordinate(mesh_));
+  local_sizes_ = local_sizes(mesh_.coordinate());
 }
 
-int64_t DTensorSpec::numel() const {
-  int64_t result = 1;
-  for (auto size : sizes_) result *= size;
-  return result;
-}
+int64_t DTensorSpec::numel() const { return product(sizes_); }
 
 std::vector<int64_t> DTensorSpec::local_sizes(const std::vector<int64_t>& coordinate) const {
-  return extent(*this, coordinate).sizes;
+  return local_shape(placements_, sizes_, mesh_.shape(), coordinate);
 }
 
-std::vector<int64_t> DTensorSpec::local_offsets() const { return local_offsets(own_coordinate(mesh_)); }
+std::vector<int64_t> DTensorSpec::local_offsets() const { return local_offsets(mesh_.coordinate()); }
 
 std::vector<int64_t> DTensorSpec::local_offsets(const std::vector<int64_t>& coordinate) const {
-  return extent(*this, coordinate).offsets;
+  std::vector<int64_t> offsets;
+  local_shape(placements_, sizes_, mesh_.shape(), coordinate, &offsets);
+  return offsets;
 }
 
 bool DTensorSpec::operator==(const DTensorSpec& other) const {

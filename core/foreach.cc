@@ -67,7 +67,10 @@ void run_foreach(const c10::OperatorHandle& op, c10::Stack* stack) {
         if (!specs[k]) specs[k] = dtensor_impl(tensors[k])->spec();
         check_same(schema, specs[k], tensors[k]);
         const auto* alias = schema.arguments()[i - base].alias_info();
-        if (alias && alias->isWrite()) dtensor_impl(tensors[k])->bump_origin();
+        if (alias && alias->isWrite()) {
+          check_writable(schema, tensors[k]);
+          dtensor_impl(tensors[k])->bump_origin();
+        }
         tensors[k] = at::Tensor(dtensor_impl(tensors[k])->local());
       }
       value = c10::List<at::Tensor>(tensors);

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
 
@@ -28,18 +29,27 @@ struct FaultContext {
   }
 };
 
+// The same, of a redirected tensor.
+struct RedirectContext {
+  at::Tensor target;
+  static void drop(void* pointer) { delete static_cast<RedirectContext*>(pointer); }
+};
+
 namespace {
+
+std::atomic<bool> g_redirects{false};  // whether any tensor of the process was redirected
 
 // The keyset has no public setter; a derived class may name the protected member.
 struct KeySetAccess : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl* impl) { return impl->*(&KeySetAccess::key_set_); }
 };
 
-inline FaultContext* context_of(const at::Tensor& tensor) {
+template <class Context>
+Context* context_of(const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   if (!impl->key_set().has(kFaultKey) || !impl->has_storage()) return nullptr;
   auto& data = impl->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  return data.get_deleter() == &FaultContext::drop ? static_cast<FaultContext*>(data.get_context()) : nullptr;
+  return data.get_deleter() == &Context::drop ? static_cast<Context*>(data.get_context()) : nullptr;
 }
 
 // requires_grad_() and its like are declared as writes but leave the values alone.
@@ -75,7 +85,7 @@ class Touched {
 
 inline void touch(const at::Tensor& tensor, bool write, const c10::OperatorHandle& op, Touched& touched) {
   if (!tensor.defined()) return;
-  FaultContext* context = context_of(tensor);
+  auto* context = context_of<FaultContext>(tensor);
   if (context == nullptr) return;
   if (C10_UNLIKELY(write) && writes_values(op)) {
     context->handler->check_writable(context->index, op.schema().name().c_str());
@@ -88,11 +98,29 @@ inline void touch(const at::Tensor& tensor, bool write, const c10::OperatorHandl
   if (C10_UNLIKELY(!context->handler->ready())) context->handler->touch(context->index);
 }
 
+// Puts targets in the place of redirected tensors.
+void substitute(c10::IValue& value) {
+  if (value.isTensor()) {
+    if (const auto* context = value.toTensor().defined() ? context_of<RedirectContext>(value.toTensor()) : nullptr)
+      value = context->target;
+    return;
+  }
+  if (value.isTensorList()) {
+    auto tensors = value.toTensorVector();
+    for (auto& tensor : tensors) {
+      if (const auto* context = tensor.defined() ? context_of<RedirectContext>(tensor) : nullptr)
+        tensor = context->target;
+    }
+    value = c10::List<at::Tensor>(tensors);
+  }
+}
+
 void fault(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const size_t base = stack->size() - arguments.size();
   Touched touched;
   for (size_t i = 0; i < arguments.size(); ++i) {
+    if (C10_UNLIKELY(g_redirects)) substitute((*stack)[base + i]);
     const c10::IValue& value = (*stack)[base + i];
     const auto* alias = arguments[i].alias_info();
     const bool write = alias != nullptr && alias->isWrite();
@@ -105,6 +133,7 @@ void fault(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* 
     }
   }
   c10::impl::ExcludeDispatchKeyGuard below(kFaultKey);
+  if (C10_UNLIKELY(g_redirects)) return op.callBoxed(stack);  // the keys are those of the targets
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFaultKey), stack);
 }
 
@@ -185,9 +214,30 @@ void FaultableParam::set_name(const std::string& name) {
       "its memory";
 }
 
+void redirect(const at::Tensor& param, const at::Tensor& target, const std::string& name) {
+  ensure_registered();
+  TORCH_CHECK_VALUE(param.sizes() == target.sizes() && !param.grad_fn(), "cleave: '", name,
+                    "' cannot be redirected: it must have no history and the shape of its target");
+  auto* context = new RedirectContext{target};
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), 0,
+      c10::DataPtr(nullptr, context, &RedirectContext::drop, param.device()), nullptr, /*resizable=*/false);
+  auto* impl = param.unsafeGetTensorImpl();
+  impl->set_storage_offset(0);
+  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  auto& keys = KeySetAccess::of(impl);
+  keys = keys.add(kFaultKey);
+  g_redirects = true;
+}
+
+at::Tensor redirected(const at::Tensor& tensor) {
+  const auto* context = tensor.defined() ? context_of<RedirectContext>(tensor) : nullptr;
+  return context ? context->target : at::Tensor();
+}
+
 FaultOwner fault_owner(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  const FaultContext* context = context_of(tensor);
+  const auto* context = context_of<FaultContext>(tensor);
   return context ? FaultOwner{context->handler, context->index} : FaultOwner{};
 }
 

@@ -33,6 +33,13 @@ class Parser {
       expect(")");
       return Shard(dim);
     }
+    if (accept("SS(")) {
+      const auto dim = number();
+      expect(",");
+      const auto split_factor = number();
+      expect(")");
+      return StridedShard(dim, split_factor);
+    }
     if (accept("P(")) {
       for (auto op : kOps) {
         if (accept(name(op))) {
@@ -42,7 +49,7 @@ class Parser {
       }
       fail("one of sum, avg, min, max, product");
     }
-    if (!accept("F(")) fail("one of R, S(dim), P(op), F(bounds)");
+    if (!accept("F(")) fail("one of R, S(dim), SS(dim,split), P(op), F(bounds)");
     std::vector<int64_t> bounds{number()};
     while (accept(",")) bounds.push_back(number());
     expect(")");
@@ -80,6 +87,7 @@ class Parser {
 size_t Placement::hash() const {
   size_t result = mix(static_cast<size_t>(kind_), static_cast<size_t>(op_));
   result = mix(result, static_cast<size_t>(dim_));
+  result = mix(result, static_cast<size_t>(split_factor_));
   for (auto bound : bounds_) result = mix(result, static_cast<size_t>(bound));
   return result;
 }
@@ -90,6 +98,8 @@ std::string Placement::str() const {
       return "R";
     case Kind::kShard:
       return "S(" + std::to_string(dim_) + ")";
+    case Kind::kStridedShard:
+      return "SS(" + std::to_string(dim_) + "," + std::to_string(split_factor_) + ")";
     case Kind::kPartial:
       return std::string("P(") + name(op_) + ")";
     case Kind::kRaggedShard:
@@ -111,6 +121,14 @@ Placement Shard(int64_t dim) {
   Placement placement;
   placement.kind_ = Placement::Kind::kShard;
   placement.dim_ = dim;
+  return placement;
+}
+
+Placement StridedShard(int64_t dim, int64_t split_factor) {
+  Placement placement;
+  placement.kind_ = Placement::Kind::kStridedShard;
+  placement.dim_ = dim;
+  placement.split_factor_ = split_factor;
   return placement;
 }
 

@@ -2,169 +2,256 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "core/redistribute_plan.h"
+#include "core/explain.h"
+#include "core/local_part.h"
 
 namespace cleave {
 namespace {
 
 using Kind = RedistributeStep::Kind;
+using Sizes = std::vector<int64_t>;
 
-// How a size is cut in chunks of ceil(size / ranks).
-struct Cut {
-  int64_t size, ranks;
-  int64_t chunk() const { return (size + ranks - 1) / ranks; }
-  int64_t begin(int64_t rank) const { return std::min(size, chunk() * rank); }
-  int64_t length(int64_t rank) const { return std::min(chunk(), size - begin(rank)); }
-};
-
-at::Tensor padded_rows(const at::Tensor& tensor, int64_t rows) {
-  auto result = tensor.contiguous();
-  if (tensor.size(0) == rows) return result;
-  std::vector<int64_t> pad(static_cast<size_t>(2 * tensor.dim()), 0);
-  pad.back() = rows - tensor.size(0);
-  return at::constant_pad_nd(result, pad, 0);
+// The part of the whole tensor that a box is.
+at::Tensor in_whole(at::Tensor whole, const Box& box) {
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    const auto dim = static_cast<int64_t>(d);
+    if (box.size[d] != whole.size(dim)) whole = whole.narrow(dim, box.begin[d], box.size[d]);
+  }
+  return whole;
 }
 
-at::Tensor with_rows(const at::Tensor& like, int64_t rows) {
-  auto sizes = like.sizes().vec();
-  sizes[0] = rows;
-  return at::empty(sizes, like.options());
-}
-
+// One step on one rank. A step that sends is start() and, when the work is done, finish(); what lies between is one
+// buffer.
 class Executor {
  public:
-  Executor(const RedistributeStep& step, const at::Tensor& local)
+  explicit Executor(const RedistributeStep& step)
       : step_(step),
-        local_(local),
-        from_(step.before->placements()[static_cast<size_t>(step.mesh_dim)]),
-        to_(step.after->placements()[static_cast<size_t>(step.mesh_dim)]),
+        whole_(step.whole_sizes(step.before->mesh().coordinate())),
         rank_(step.before->mesh().coordinate(step.mesh_dim)),
         ranks_(step.before->mesh().size(step.mesh_dim)) {}
 
-  at::Tensor run() const {
+  at::Tensor run_local(const at::Tensor& local) const {
+    return step_.kind == Kind::kSlice ? slice(local) : spread(local);
+  }
+
+  // Fills `buffer` and `input` (to be kept until the work is done).
+  Work start(const at::Tensor& local, at::Tensor& buffer, at::Tensor& input) const {
+    switch (step_.kind) {
+      case Kind::kAllGather: {
+        const auto length = longest(step_.from);
+        input = padded(local.contiguous().view(-1), length);
+        buffer = at::empty({length * ranks_}, local.options());
+        return group().all_gather(buffer, input);
+      }
+      case Kind::kReduceScatter: {
+        const auto length = longest(step_.to);
+        input = grouped_by_rank(local, length);
+        buffer = at::empty({length}, local.options());
+        return group().reduce_scatter(buffer, input, step_.from.op());
+      }
+      case Kind::kAllReduce:
+        buffer = local.clone(at::MemoryFormat::Contiguous);
+        return group().all_reduce(buffer, step_.from.op());
+      default:
+        break;
+    }
+    std::vector<at::Tensor> sent;
+    Sizes input_splits, output_splits;
+    for (int64_t r = 0; r < ranks_; ++r) {
+      int64_t sends = 0, receives = 0;
+      for_each_common(rank_, r, [&](const Box& mine, const Box&, const Box& common) {
+        sent.push_back(inside(local_view(local, step_.from, mine), mine, common).reshape({-1}));
+        sends += sent.back().numel();
+      });
+      for_each_common(r, rank_, [&](const Box&, const Box&, const Box& common) { receives += product(common.size); });
+      input_splits.push_back(sends);
+      output_splits.push_back(receives);
+    }
+    input = sent.empty() ? at::empty({0}, local.options()) : at::cat(sent);
+    buffer = at::empty({sum(output_splits)}, local.options());
+    return group().all_to_all(buffer, input, output_splits, input_splits);
+  }
+
+  at::Tensor finish(const at::Tensor& buffer) const {
     switch (step_.kind) {
       case Kind::kAllGather:
-        return all_gather();
-      case Kind::kRaggedGather:
-        return ragged_gather();
+        return ungrouped(buffer);
       case Kind::kReduceScatter:
-        return reduce_scatter();
-      case Kind::kAllReduce: {
-        auto result = local_.clone(at::MemoryFormat::Contiguous);
-        group().all_reduce(result, from_.op()).wait();
-        return result;
-      }
-      case Kind::kAllToAll:
-        return all_to_all();
-      case Kind::kSlice:
-        return slice();
-      case Kind::kSpread:
-        return spread();
+        return buffer.narrow(0, 0, held(step_.to, rank_)).view(step_.after->local_sizes());
+      case Kind::kAllReduce:
+        return buffer;
+      default:
+        break;
     }
-    return {};
+    auto result = at::empty(step_.after->local_sizes(), buffer.options());
+    int64_t offset = 0;
+    for (int64_t r = 0; r < ranks_; ++r) {
+      for_each_common(r, rank_, [&](const Box&, const Box& own, const Box& common) {
+        const auto count = product(common.size);
+        inside(local_view(result, step_.to, own), own, common)
+            .copy_(buffer.narrow(0, offset, count).view(common.size));
+        offset += count;
+      });
+    }
+    return result;
   }
 
  private:
   ProcessGroup& group() const { return step_.before->mesh().group(step_.mesh_dim); }
-
-  at::Tensor all_gather() const {
-    const auto dim = from_.dim();
-    const Cut cut{step_.after->local_sizes()[static_cast<size_t>(dim)], ranks_};
-    const auto rows = padded_rows(local_.transpose(0, dim), cut.chunk());
-    auto whole = with_rows(rows, cut.chunk() * ranks_);
-    group().all_gather(whole, rows).wait();
-    return whole.narrow(0, 0, cut.size).transpose(0, dim).contiguous();
+  int64_t held(const Placement& placement, int64_t rank) const {
+    return held_numel(placement, whole_, ranks_, rank);
+  }
+  int64_t longest(const Placement& placement) const {
+    int64_t result = 0;
+    for (int64_t r = 0; r < ranks_; ++r) result = std::max(result, held(placement, r));
+    return result;
+  }
+  static int64_t sum(const Sizes& sizes) {
+    int64_t result = 0;
+    for (auto size : sizes) result += size;
+    return result;
   }
 
-  at::Tensor ragged_gather() const {
-    const auto& bounds = from_.bounds();
-    int64_t longest = 0;
-    for (int64_t r = 0; r < ranks_; ++r) longest = std::max(longest, range(bounds, r));
-    const auto rows = padded_rows(local_, longest);
-    auto padded = at::empty({longest * ranks_}, local_.options());
-    group().all_gather(padded, rows).wait();
-    std::vector<at::Tensor> parts;
-    for (int64_t r = 0; r < ranks_; ++r) parts.push_back(padded.narrow(0, r * longest, range(bounds, r)));
-    return at::cat(parts).view(step_.after->local_sizes());
+  Sizes local_sizes(const Placement& placement, int64_t rank) const {
+    return local_shape({placement}, whole_, {ranks_}, {rank});
+  }
+  // Where a box lies in the local tensor of its holder.
+  static at::Tensor local_view(const at::Tensor& local, const Placement& placement, const Box& box) {
+    if (placement.is_ragged()) return local.narrow(0, box.local_begin, product(box.size)).view(box.size);
+    const auto length = box.size[static_cast<size_t>(placement.dim())];
+    return local.size(placement.dim()) == length ? local
+                                                 : local.narrow(placement.dim(), box.local_begin, length);
+  }
+  // The part `common` of the tensor that is `box`.
+  static at::Tensor inside(at::Tensor tensor, const Box& box, const Box& common) {
+    Box relative = common;
+    for (size_t d = 0; d < box.begin.size(); ++d) relative.begin[d] -= box.begin[d];
+    return in_whole(std::move(tensor), relative);
+  }
+  // What rank `source` holds before and rank `target` after, in an order both know.
+  template <class Visit>
+  void for_each_common(int64_t source, int64_t target, const Visit& visit) const {
+    const auto targets = held_boxes(step_.to, whole_, ranks_, target);
+    for (const auto& from : held_boxes(step_.from, whole_, ranks_, source)) {
+      for (const auto& to : targets) {
+        const auto common = intersection(from, to);
+        if (product(common.size) > 0) visit(from, to, common);
+      }
+    }
   }
 
-  at::Tensor reduce_scatter() const {
-    const auto dim = to_.dim();
-    const Cut cut{local_.size(dim), ranks_};
-    const auto rows = padded_rows(local_.transpose(0, dim), cut.chunk() * ranks_);
-    auto own = with_rows(rows, cut.chunk());
-    group().reduce_scatter(own, rows, from_.op()).wait();
-    return own.narrow(0, 0, cut.length(rank_)).transpose(0, dim).contiguous();
+  static at::Tensor padded(const at::Tensor& flat, int64_t length) {
+    if (flat.numel() == length) return flat;
+    auto result = at::zeros({length}, flat.options());
+    result.narrow(0, 0, flat.numel()).copy_(flat);
+    return result;
   }
 
-  at::Tensor all_to_all() const {
-    const auto gathered = from_.dim(), split = to_.dim();
-    const Cut gather_cut{step_.after->local_sizes()[static_cast<size_t>(gathered)], ranks_};
-    const Cut split_cut{local_.size(split), ranks_};
-    std::vector<at::Tensor> sent;
-    std::vector<int64_t> input_splits, output_splits;
-    auto own_sizes = step_.after->local_sizes();
-    int64_t received = 0;
+  // The parts of all ranks lie one after another in the whole tensor, each of `length`.
+  bool in_order(const Placement& placement, int64_t length) const {
+    if (length * ranks_ != product(whole_)) return false;
+    return placement.is_ragged() || (placement.is_shard() && product({whole_.begin(), whole_.begin() + placement.dim()}) == 1);
+  }
+
+  at::Tensor grouped_by_rank(const at::Tensor& whole, int64_t length) const {
+    if (in_order(step_.to, length)) return whole.contiguous().view(-1);
+    auto result = at::zeros({length * ranks_}, whole.options());
     for (int64_t r = 0; r < ranks_; ++r) {
-      sent.push_back(local_.narrow(split, split_cut.begin(r), split_cut.length(r)).reshape({-1}));
-      input_splits.push_back(sent.back().numel());
-      own_sizes[static_cast<size_t>(gathered)] = gather_cut.length(r);
-      output_splits.push_back(c10::multiply_integers(own_sizes));
-      received += output_splits.back();
+      const auto part = result.narrow(0, r * length, held(step_.to, r)).view(local_sizes(step_.to, r));
+      for (const auto& box : held_boxes(step_.to, whole_, ranks_, r))
+        local_view(part, step_.to, box).copy_(in_whole(whole, box));
     }
-    auto output = at::empty({received}, local_.options());
-    group().all_to_all(output, at::cat(sent), output_splits, input_splits).wait();
-    std::vector<at::Tensor> parts;
-    int64_t offset = 0;
-    for (int64_t r = 0; r < ranks_; ++r) {
-      const auto count = output_splits[static_cast<size_t>(r)];
-      own_sizes[static_cast<size_t>(gathered)] = gather_cut.length(r);
-      parts.push_back(output.narrow(0, offset, count).view(own_sizes));
-      offset += count;
-    }
-    return at::cat(parts, gathered);
+    return result;
   }
 
-  at::Tensor slice() const {
-    if (to_.is_ragged()) {
-      return local_.reshape({-1}).narrow(0, to_.bounds()[static_cast<size_t>(rank_)],
-                                         range(to_.bounds(), rank_));
+  at::Tensor ungrouped(const at::Tensor& buffer) const {
+    const auto length = buffer.numel() / ranks_;
+    if (in_order(step_.from, length)) return buffer.view(whole_);
+    auto whole = at::empty(whole_, buffer.options());
+    for (int64_t r = 0; r < ranks_; ++r) {
+      const auto part = buffer.narrow(0, r * length, held(step_.from, r)).view(local_sizes(step_.from, r));
+      for (const auto& box : held_boxes(step_.from, whole_, ranks_, r))
+        in_whole(whole, box).copy_(local_view(part, step_.from, box));
     }
-    const Cut cut{local_.size(to_.dim()), ranks_};
-    return local_.narrow(to_.dim(), cut.begin(rank_), cut.length(rank_)).contiguous();
+    return whole;
+  }
+
+  at::Tensor slice(const at::Tensor& whole) const {
+    const auto& to = step_.to;
+    if (to.is_ragged()) {
+      return whole.reshape({-1}).narrow(0, to.bounds()[static_cast<size_t>(rank_)], held(to, rank_));
+    }
+    std::vector<at::Tensor> parts;
+    for (const auto& box : held_boxes(to, whole_, ranks_, rank_)) parts.push_back(in_whole(whole, box));
+    if (parts.empty()) return at::empty(step_.after->local_sizes(), whole.options());
+    return parts.size() == 1 ? parts[0].contiguous() : at::cat(parts, to.dim());
   }
 
   // One rank keeps the value, the others hold the neutral element.
-  at::Tensor spread() const {
-    if (rank_ == 0) return local_;
-    if (to_.op() == ReduceOp::kSum) return at::zeros_like(local_);
-    return to_.op() == ReduceOp::kProduct ? at::ones_like(local_) : local_;
-  }
-
-  static int64_t range(const std::vector<int64_t>& bounds, int64_t rank) {
-    return bounds[static_cast<size_t>(rank) + 1] - bounds[static_cast<size_t>(rank)];
+  at::Tensor spread(const at::Tensor& local) const {
+    const auto op = step_.to.op();
+    if (rank_ == 0) return local;
+    if (op == ReduceOp::kSum) return at::zeros_like(local);
+    return op == ReduceOp::kProduct ? at::ones_like(local) : local;
   }
 
   const RedistributeStep& step_;
-  const at::Tensor& local_;
-  const Placement& from_;
-  const Placement& to_;
+  Sizes whole_;
   int64_t rank_, ranks_;
 };
 
 }  // namespace
 
+PendingRedistribute::PendingRedistribute(at::Tensor local, const SpecPtr& source, const Placements& target)
+    : plan_(plan_redistribute(source, target)), local_(std::move(local)) {
+  advance();
+}
+
+PendingRedistribute::~PendingRedistribute() {
+  try {
+    work_.wait();
+  } catch (...) {  // the next collective of the group reports it
+  }
+}
+
+// Runs local steps and starts the next one that sends.
+void PendingRedistribute::advance() {
+  at::AutoDispatchBelowADInplaceOrView below;
+  for (; next_ < plan_->size() && !in_flight_; ++next_) {
+    const auto& step = (*plan_)[next_];
+    note_step(step);
+    const Executor executor(step);
+    if (step.sends()) {
+      at::Tensor buffer;
+      work_ = executor.start(local_, buffer, input_);
+      local_ = std::move(buffer);
+      in_flight_ = true;
+    } else {
+      local_ = executor.run_local(local_);
+    }
+  }
+}
+
+at::Tensor PendingRedistribute::wait() {
+  at::AutoDispatchBelowADInplaceOrView below;
+  while (in_flight_) {
+    work_.wait();
+    in_flight_ = false;
+    input_.reset();
+    local_ = Executor((*plan_)[next_ - 1]).finish(local_);
+    advance();
+  }
+  return std::move(local_);
+}
+
 at::Tensor redistribute_local(const at::Tensor& local, const SpecPtr& source, const Placements& target) {
   if (source->placements() == target) return local;
-  at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor result = local;
-  for (const auto& step : plan_redistribute(source, target)) result = Executor(step, result).run();
-  return result;
+  return PendingRedistribute(local, source, target).wait();
 }
 
 }  // namespace cleave

@@ -1,6 +1,7 @@
 // What to send to change a tensor's placements: a pure plan, no communication, the same on all ranks.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,28 +12,43 @@ namespace cleave {
 // One mesh dimension changes its placement; every other stays.
 struct RedistributeStep {
   enum class Kind {
-    kAllGather,      // S -> R
-    kRaggedGather,   // F -> R
-    kReduceScatter,  // P -> S
+    kAllGather,      // S, SS, F -> R
+    kReduceScatter,  // P -> S, SS, F
     kAllReduce,      // P -> R
-    kAllToAll,       // S -> S'
-    kSlice,          // R -> S, R -> F: local
+    kAllToAll,       // S, SS, F -> another of them
+    kSlice,          // R -> S, SS, F: local
     kSpread          // R -> P: local
   };
   Kind kind;
   int64_t mesh_dim;
   SpecPtr before;
   SpecPtr after;
-  bool operator==(const RedistributeStep& other) const {
-    return kind == other.kind && mesh_dim == other.mesh_dim && *before == *other.before &&
-           *after == *other.after;
-  }
+  // The placements between which data moves: those of before and after at mesh_dim, but Shard for a StridedShard
+  // whose pieces are what an inner mesh dimension has split already.
+  Placement from, to;
+
+  // Whether ranks communicate.
+  bool sends() const { return kind != Kind::kSlice && kind != Kind::kSpread; }
+  // The tensor that mesh_dim divides: the local tensor at `coordinate` if mesh_dim were Replicate.
+  std::vector<int64_t> whole_sizes(const std::vector<int64_t>& coordinate) const;
+  // Bytes that this rank, or the one at `coordinate`, sends.
+  int64_t wire_bytes() const { return wire_bytes(before->mesh().coordinate()); }
+  int64_t wire_bytes(const std::vector<int64_t>& coordinate) const;
   std::string str() const;  // "all_gather over mesh dim 1"
 };
 
-// Steps from `source` to the placements `target`. Where one tensor dimension is sharded by several mesh
-// dimensions the inner (right) ones are undone first and redone last.
-std::vector<RedistributeStep> plan_redistribute(const SpecPtr& source, const Placements& target);
+using RedistributePlan = std::vector<RedistributeStep>;
+
+// The cheapest steps from `source` to the placements `target`: fewest bytes sent by the busiest rank, then fewest
+// collectives, then fewest local copies (Dijkstra's algorithm over placements). Where several mesh dimensions split
+// one tensor dimension, only the innermost (last) one can change. Plans are remembered, per thread.
+std::shared_ptr<const RedistributePlan> plan_redistribute(const SpecPtr& source, const Placements& target);
+
+// The cost by which plans are compared: bytes of the busiest rank, plus one per collective. Pure numbers.
+double plan_cost(const RedistributePlan& plan);
+
+// Every step that may follow from `spec` by giving mesh_dim the placement `to`: one or none.
+std::vector<RedistributeStep> possible_steps(const SpecPtr& spec, int64_t mesh_dim, const Placement& to);
 
 // An estimate of the bytes that each rank sends for one mesh dimension, for choosing between rules.
 double redistribute_cost(const Placement& from, const Placement& to, double bytes, int64_t ranks);

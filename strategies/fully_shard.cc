@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "core/dtensor.h"
+#include "core/module_params.h"
 #include "strategies/group_of_param.h"
-#include "strategies/module_params.h"
 #include "strategies/param_group.h"
 
 namespace cleave {

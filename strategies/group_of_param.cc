@@ -2,6 +2,9 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
 
 #include "strategies/param_group.h"
 
@@ -35,6 +38,15 @@ std::shared_ptr<ParamGroup> group_of(const at::Tensor& sharded) {
 
 void attach_gradient_hook(const at::Tensor& member, ParamGroup& group, int index) {
   torch::autograd::impl::set_post_acc_grad_hooks(member, std::make_unique<GradientArrived>(group, index));
+}
+
+std::vector<std::shared_ptr<ParamGroup>> groups_of(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<ParamGroup>> groups;
+  for (const auto& parameter : module.parameters()) {
+    auto group = group_of(parameter);
+    if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+  }
+  return groups;
 }
 
 }  // namespace cleave

@@ -44,10 +44,11 @@ void shards(const Call& call, int64_t mesh_dim, const std::vector<int64_t>& size
   }
 }
 
-void ragged(const Call& call, int64_t mesh_dim, const std::vector<int64_t>& sizes, Proposal& proposal) {
+// Tensors of one shape and layout, whatever it is.
+void same_layout(const Call& call, int64_t mesh_dim, const std::vector<int64_t>& sizes, Proposal& proposal) {
   for (const auto& source : call.inputs) {
     const auto placement = source.at(mesh_dim);
-    if (!placement.is_ragged() || source.sizes != at::IntArrayRef(sizes)) continue;
+    if (!(placement.is_ragged() || placement.is_strided()) || source.sizes != at::IntArrayRef(sizes)) continue;
     Strategy strategy{{}, {placement}};
     for (const auto& input : call.inputs) {
       if (input.dim() == 0 && !sizes.empty()) {
@@ -86,7 +87,7 @@ void pointwise(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   const auto sizes = broadcast(call);
   proposal.output_sizes = {sizes};
   shards(call, mesh_dim, sizes, proposal);
-  ragged(call, mesh_dim, sizes, proposal);
+  same_layout(call, mesh_dim, sizes, proposal);
   partials(call, mesh_dim, linear, proposal);
 }
 

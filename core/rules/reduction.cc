@@ -58,7 +58,7 @@ void sum(const Call& call, int64_t mesh_dim, Proposal& proposal) {
       placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
   if (linear) proposal.strategies.push_back(uniform(call, placement, placement));
   const bool gone = placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())];
-  const bool flat = placement.is_ragged() && call.find("dim") < 0;
+  const bool flat = (placement.is_ragged() || placement.is_strided()) && call.find("dim") < 0;
   if (gone || flat) proposal.strategies.push_back(uniform(call, placement, Partial()));
 }
 
@@ -66,7 +66,7 @@ bool crosses_shards(const Call& call) {
   const Reduced reduced(call);
   for (int64_t i = 0; i < call.mesh.ndim(); ++i) {
     const auto placement = call.inputs[0].at(i);
-    if (placement.is_ragged() || (placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())]))
+    if (placement.is_ragged() || placement.is_strided() || (placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())]))
       return true;
   }
   return false;

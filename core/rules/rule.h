@@ -79,6 +79,7 @@ void add_pointwise(Table& table);
 void add_reductions(Table& table);
 void add_matmul(Table& table);
 void add_views(Table& table);
+void add_strided_views(Table& table);
 void add_normalisation(Table& table);
 void add_lookup(Table& table);
 void add_losses(Table& table);

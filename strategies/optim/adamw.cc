@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/param_fault.h"
-#include "strategies/module_params.h"
+#include "strategies/group_of_param.h"
 #include "strategies/param_group.h"
 
 namespace cleave::optim {

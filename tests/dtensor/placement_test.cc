@@ -10,6 +10,7 @@ TEST(Placement, PrintsAndParses) {
                                                    {Partial(), "P(sum)"},
                                                    {Partial(ReduceOp::kMax), "P(max)"},
                                                    {Partial(ReduceOp::kProduct), "P(product)"},
+                                                   {StridedShard(1, 4), "SS(1,4)"},
                                                    {RaggedShard({0, 3, 7}), "F(0,3,7)"}};
   for (const auto& [placement, text] : all) {
     EXPECT_EQ(placement.str(), text);
@@ -19,7 +20,7 @@ TEST(Placement, PrintsAndParses) {
 }
 
 TEST(Placement, RefusesOtherText) {
-  for (const auto* text : {"", "r", "S", "S()", "S(1", "S(1)x", "P(mean)", "F()", "F(1,)", "R R"}) {
+  for (const auto* text : {"", "r", "S", "S()", "S(1", "S(1)x", "P(mean)", "SS(1)", "SS(0,2", "F()", "F(1,)", "R R"}) {
     EXPECT_THROW(Placement::parse(text), c10::Error) << text;
   }
 }

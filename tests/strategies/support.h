@@ -1,8 +1,8 @@
 // A small model, the same on all ranks, and its unsharded run.
 #pragma once
 
+#include "core/module_params.h"
 #include "strategies/fully_shard.h"
-#include "strategies/module_params.h"
 #include "strategies/optim/adamw.h"
 #include "tests/dtensor/support.h"
 

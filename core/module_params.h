@@ -3,13 +3,10 @@
 
 #include <torch/nn/module.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
 namespace cleave {
-
-class ParamGroup;
 
 // One registered name. Tied parameters appear once per name.
 struct ParamEntry {
@@ -25,8 +22,5 @@ struct ParamEntry {
 
 // All registered, defined parameters below `module`, in parameters() order.
 std::vector<ParamEntry> collect_params(torch::nn::Module& module);
-
-// The distinct groups of `module` and its children, in parameters() order.
-std::vector<std::shared_ptr<ParamGroup>> groups_of(const torch::nn::Module& module);
 
 }  // namespace cleave

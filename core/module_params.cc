@@ -1,8 +1,4 @@
-#include "strategies/module_params.h"
-
-#include <algorithm>
-
-#include "strategies/group_of_param.h"
+#include "core/module_params.h"
 
 namespace cleave {
 namespace {
@@ -33,15 +29,6 @@ std::vector<ParamEntry> collect_params(torch::nn::Module& module) {
   std::vector<ParamEntry> entries;
   collect(module, "", entries);
   return entries;
-}
-
-std::vector<std::shared_ptr<ParamGroup>> groups_of(const torch::nn::Module& module) {
-  std::vector<std::shared_ptr<ParamGroup>> groups;
-  for (const auto& parameter : module.parameters()) {
-    auto group = group_of(parameter);
-    if (group && std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
-  }
-  return groups;
 }
 
 }  // namespace cleave
