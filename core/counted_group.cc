@@ -14,6 +14,19 @@ void check_tensor(const at::Tensor& tensor, const CountedGroup& group, const cha
               ") needs contiguous tensors");
 }
 
+// The tensor that is reduced: complex sums are sums of reals. Refuses dtypes that cannot be, on all ranks
+// alike.
+at::Tensor reducible(const at::Tensor& tensor, ReduceOp op, const CountedGroup& group, const char* what) {
+  const bool sums = op == ReduceOp::kSum || op == ReduceOp::kAvg;
+  if (tensor.is_complex() && sums) return at::view_as_real(tensor);
+  const auto dtype = tensor.scalar_type();
+  const bool real = c10::isIntegralType(dtype, /*includeBool=*/false) || dtype == at::kFloat ||
+                    dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+  TORCH_CHECK_TYPE(real, "cleave: ", what, " on group '", group.name(), "' (rank ", group.rank(), "): no ",
+                   name(op), " of ", dtype, " over ranks");
+  return tensor;
+}
+
 double with_average(ReduceOp op, double scale, int size) {
   return op == ReduceOp::kAvg ? scale / size : scale;
 }
@@ -43,6 +56,8 @@ Work CountedGroup::all_gather(at::Tensor output, at::Tensor input) {
 Work CountedGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, double scale) {
   check_tensor(output, *this, "reduce_scatter");
   check_tensor(input, *this, "reduce_scatter");
+  output = reducible(output, op, *this, "reduce_scatter");
+  input = reducible(input, op, *this, "reduce_scatter");
   TORCH_CHECK(input.numel() == output.numel() * size() && output.scalar_type() == input.scalar_type(),
               "cleave: reduce_scatter on group '", name_, "' (rank ", rank_, "): expected an input of ",
               output.numel() * size(), " ", output.scalar_type(), ", got ", input.numel(), " ",
@@ -58,6 +73,7 @@ Work CountedGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp 
 
 Work CountedGroup::all_reduce(at::Tensor tensor, ReduceOp op, double scale) {
   check_tensor(tensor, *this, "all_reduce");
+  tensor = reducible(tensor, op, *this, "all_reduce");
   // Each rank owns ceil(n / N) elements of the scatter; sends N - 1 chunks, then its own N - 1 times.
   const int64_t bytes = static_cast<int64_t>(tensor.nbytes());
   const int64_t chunk = (tensor.numel() + size() - 1) / size();

@@ -35,7 +35,7 @@ class DeviceMesh {
   int64_t dim(std::string_view name) const;  // throws, listing the names that exist
   int64_t coordinate(int64_t dim) const;     // of this rank
   const std::vector<int64_t>& coordinate() const;
-  const std::vector<int>& ranks() const;     // world ranks of this sub-mesh, row-major
+  const std::vector<int>& ranks() const;  // world ranks of this sub-mesh, row-major
   const std::string& device() const;
 
   ProcessGroup& group(int64_t dim) const;

@@ -77,19 +77,29 @@ const rules::Rule* user_rule(const std::string& name) {
 struct Resolved {
   const rules::Rule* rule = nullptr;
   bool foreach = false;
-  std::optional<c10::OperatorHandle> reshape;  // of an op that changes its argument's shape: the one that does not
+  std::optional<c10::OperatorHandle>
+      reshape;  // of an op that changes its argument's shape: the one that does not
 };
 
 // transpose_ -> transpose.int: the same op, not in place.
 std::optional<c10::OperatorHandle> out_of_place_reshape(const c10::FunctionSchema& schema) {
   static const absl::flat_hash_map<std::string_view, const char*> kNames{
-      {"aten::squeeze_", "aten::squeeze"}, {"aten::unsqueeze_", "aten::unsqueeze"}, {"aten::t_", "aten::t"},
+      {"aten::squeeze_", "aten::squeeze"},
+      {"aten::unsqueeze_", "aten::unsqueeze"},
+      {"aten::t_", "aten::t"},
       {"aten::transpose_", "aten::transpose"}};
   const auto found = kNames.find(schema.name());
   if (found == kNames.end()) return std::nullopt;
   const bool transpose = schema.name() == "aten::transpose_";
   return c10::Dispatcher::singleton().findSchemaOrThrow(found->second,
                                                         transpose ? "int" : schema.overload_name().c_str());
+}
+
+// Ops that make their argument's memory grow or another one.
+bool exchanges_memory(const c10::FunctionSchema& schema) {
+  static const absl::flat_hash_set<std::string_view> kNames{"aten::resize_", "aten::as_strided_",
+                                                            "aten::set_", "aten::resize_as_"};
+  return kNames.contains(schema.name());
 }
 
 // "aten::add_" -> "add"; names that begin with an underscore keep it.
@@ -120,13 +130,10 @@ const Resolved& resolve(const c10::OperatorHandle& op) {
     entry = std::make_unique<Resolved>();
     entry->foreach = is_foreach(schema.name());
     entry->reshape = out_of_place_reshape(schema);
-    // Memory cannot be exchanged, nor grow.
-    static const absl::flat_hash_set<std::string_view> kReshaping{"aten::resize_", "aten::as_strided_", "aten::set_",
-                                                                  "aten::resize_as_"};
     static const rules::Rule kReplicated{};
     if (const auto* own = user_rule(schema.name())) {
       entry->rule = own;
-    } else if (schema.name().starts_with("aten::") && !kReshaping.contains(schema.name())) {
+    } else if (schema.name().starts_with("aten::") && !exchanges_memory(schema)) {
       const auto found = table().find(base_name(schema.name()));
       if (found != table().end()) {
         entry->rule = &found->second;
@@ -152,10 +159,11 @@ void add_input(Call& call, const c10::FunctionSchema& schema, const at::Tensor& 
                 "cleave: ", schema.name(), " got DTensors of different meshes: ", call.mesh.str(), " and ",
                 input.spec->mesh().str());
   } else {
-    TORCH_CHECK(tensor.dim() == 0 && !written, "cleave: ", schema.name(), " mixes a plain tensor (argument '",
-                schema.arguments()[static_cast<size_t>(arg)].name(), "', sizes ", tensor.sizes(),
-                ") with DTensors; make it one with cleave::distribute_tensor, or open a cleave::ImplicitReplication "
-                "scope if it is the same on all ranks");
+    TORCH_CHECK(
+        tensor.dim() == 0 && !written, "cleave: ", schema.name(), " mixes a plain tensor (argument '",
+        schema.arguments()[static_cast<size_t>(arg)].name(), "', sizes ", tensor.sizes(),
+        ") with DTensors; make it one with cleave::distribute_tensor, or open a cleave::ImplicitReplication "
+        "scope if it is the same on all ranks");
   }
   call.inputs.push_back(std::move(input));
 }
@@ -222,9 +230,12 @@ Call read(const c10::FunctionSchema& schema, const c10::IValue* args) {
     for (int64_t i = 0; i < call.mesh.ndim(); ++i) placements += (i ? ", " : "") + input.at(i).str();
     placements += "]";
   }
-  C10_THROW_ERROR(NotImplementedError, "cleave: " + call.schema.name() + " has no sharding rule (got " +
-                                           placements +
-                                           "); redistribute to Replicate first and work on to_local()");
+  const bool memory = exchanges_memory(call.schema);
+  C10_THROW_ERROR(NotImplementedError,
+                  "cleave: " + call.schema.name() +
+                      (memory ? " would exchange the memory of a DTensor" : " has no sharding rule") +
+                      " (got " + placements + "); " +
+                      (memory ? "make a new one" : "redistribute to Replicate first and work on to_local()"));
 }
 
 double cost(const Call& call, const rules::Strategy& strategy, int64_t mesh_dim) {
@@ -257,8 +268,8 @@ bool mixes_ragged(const Placements& placements) {
   return ragged && sharded;
 }
 
-// A ragged shard next to Shard counts in what Shard leaves, so it only survives where nothing changes: inputs that
-// have it already, outputs that are like one of them.
+// A ragged shard next to Shard counts in what Shard leaves, so it only survives where nothing changes: inputs
+// that have it already, outputs that are like one of them.
 bool breaks_ragged(const Call& call, const Decision& decision) {
   const Input* mixed = nullptr;
   for (size_t i = 0; i < call.inputs.size(); ++i) {
@@ -432,8 +443,9 @@ void reshape_in_place(const c10::OperatorHandle& op, const c10::OperatorHandle& 
   at::AutoDispatchBelowADInplaceOrView below;
   reshape.callBoxed(stack);
   const auto result = stack->back().toTensor();
-  TORCH_CHECK(dtensor_impl(result)->local().is_alias_of(dtensor_impl(self)->local()), "cleave: ",
-              op.schema().name(), " of ", spec_of(self).str(), " would have to move data; use the op without '_'");
+  TORCH_CHECK(dtensor_impl(result)->local().is_alias_of(dtensor_impl(self)->local()),
+              "cleave: ", op.schema().name(), " of ", spec_of(self).str(),
+              " would have to move data; use the op without '_'");
   static_cast<DTensorImpl*>(self.unsafeGetTensorImpl())->become(*dtensor_impl(result));
   stack->back() = self;
 }
@@ -451,7 +463,8 @@ bool is_moved_view(const c10::Argument& result, const at::Tensor& local, const c
 // The op of `call`, for an open Explain scope.
 void explain_call(std::optional<ExplainedOp>& op, const Call& call) {
   std::vector<std::string> inputs;
-  for (const auto& input : call.inputs) inputs.push_back(input.spec ? str(input.spec->placements()) : "number");
+  for (const auto& input : call.inputs)
+    inputs.push_back(input.spec ? str(input.spec->placements()) : "number");
   op.emplace(call.schema.name(), call.mesh, std::move(inputs));
 }
 
@@ -551,7 +564,8 @@ void register_rule(const std::string& name, rules::Rule rule) {
   ensure_registered();
   const auto separator = name.find("::");
   TORCH_CHECK_VALUE(separator != std::string::npos && !name.starts_with("aten::"),
-                    "cleave: register_rule expects 'library::op' of a library other than aten, got '", name, "'");
+                    "cleave: register_rule expects 'library::op' of a library other than aten, got '", name,
+                    "'");
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto* const libraries = new std::vector<std::unique_ptr<torch::Library>>;
   auto& rules = user_rules();
@@ -563,12 +577,12 @@ void register_rule(const std::string& name, rules::Rule rule) {
     const auto op = dispatcher.findOp(each);
     if (!op || !op->hasSchema()) continue;
     known = true;
-    TORCH_CHECK_VALUE(!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd),
-                      "cleave: register_rule: '", name,
-                      "' decomposes into other ops by itself (CompositeImplicitAutograd); they have the rules");
+    TORCH_CHECK_VALUE(
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd), "cleave: register_rule: '",
+        name, "' decomposes into other ops by itself (CompositeImplicitAutograd); they have the rules");
     if (!op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) continue;
-    libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, separator), kDTensorKey,
-                                                          __FILE__, __LINE__));
+    libraries->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, name.substr(0, separator),
+                                                          kDTensorKey, __FILE__, __LINE__));
     const auto full = each.overload_name.empty() ? each.name : each.name + "." + each.overload_name;
     libraries->back()->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run>());
   }

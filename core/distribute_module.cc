@@ -18,8 +18,8 @@ SpecPtr spec_for(const Entry& entry, const DeviceMesh& mesh, const PlacementsOf&
   const auto& tensor = entry.tensor;
   TORCH_CHECK(!is_dtensor(tensor) && !redirected(tensor).defined() && !fault_owner(tensor).handler,
               "cleave: distribute_module: '", entry.name, "' is distributed or sharded already");
-  const auto placements =
-      placements_of ? placements_of(entry.name, tensor) : Placements(static_cast<size_t>(mesh.ndim()), Replicate());
+  const auto placements = placements_of ? placements_of(entry.name, tensor)
+                                        : Placements(static_cast<size_t>(mesh.ndim()), Replicate());
   try {
     return std::make_shared<const DTensorSpec>(mesh, placements, tensor.sizes().vec(), tensor.scalar_type());
   } catch (const c10::Error& error) {
@@ -57,7 +57,8 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
     const auto spec = spec_for(entry, mesh, placements_of);
     const auto [found, added] = specs.emplace(entry.tensor.unsafeGetTensorImpl(), spec);
     TORCH_CHECK_VALUE(added || *found->second == *spec, "cleave: distribute_module: '", entry.name,
-                      "' is tied to another name that was given ", found->second->str(), ", itself ", spec->str());
+                      "' is tied to another name that was given ", found->second->str(), ", itself ",
+                      spec->str());
   }
   std::map<const c10::TensorImpl*, at::Tensor> made;
   for (const auto& entry : entries) {

@@ -35,7 +35,8 @@ SpecPtr with_placements(const DTensorSpec& spec, Placements placements) {
   return std::make_shared<const DTensorSpec>(spec.mesh(), std::move(placements), spec.sizes(), spec.dtype());
 }
 
-at::Tensor moved(const at::Tensor& tensor, const Placements& placements, PendingRedistribute* pending = nullptr) {
+at::Tensor moved(const at::Tensor& tensor, const Placements& placements,
+                 PendingRedistribute* pending = nullptr) {
   const auto* impl = dtensor_impl(tensor);
   auto spec = with_placements(*impl->spec(), placements);
   std::optional<ExplainedOp> explain;
@@ -43,7 +44,8 @@ at::Tensor moved(const at::Tensor& tensor, const Placements& placements, Pending
     explain.emplace("redistribute", spec->mesh(), std::vector{str(impl->spec()->placements())});
     explain->add_output(str(spec->placements()));
   }
-  auto local = pending ? pending->wait() : redistribute_local(impl->local(), impl->spec(), spec->placements());
+  auto local =
+      pending ? pending->wait() : redistribute_local(impl->local(), impl->spec(), spec->placements());
   return make_dtensor(std::move(local), std::move(spec));
 }
 
@@ -62,14 +64,15 @@ SpecPtr saved(AutogradContext* context) {
 }
 
 struct RedistributeFunction : torch::autograd::Function<RedistributeFunction> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor,
-                            const Placements& placements, PendingRedistribute* pending) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, const Placements& placements,
+                            PendingRedistribute* pending) {
     save(context, dtensor_impl(tensor)->spec());
     return moved(tensor, placements, pending);
   }
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     if (!gradients[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    return {moved(gradients[0], gradient_placements(saved(context)->placements())), at::Tensor(), at::Tensor()};
+    return {moved(gradients[0], gradient_placements(saved(context)->placements())), at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -107,7 +110,8 @@ at::Tensor redistribute(const at::Tensor& tensor, Placements placements) {
   return RedistributeFunction::apply(tensor, target->placements(), nullptr);
 }
 
-RedistributeHandle::RedistributeHandle(at::Tensor tensor, Placements placements) : tensor_(std::move(tensor)) {
+RedistributeHandle::RedistributeHandle(at::Tensor tensor, Placements placements)
+    : tensor_(std::move(tensor)) {
   const auto& spec = spec_ptr_of(tensor_);
   placements_ = with_placements(*spec, std::move(placements))->placements();
   if (placements_ != spec->placements())
@@ -130,10 +134,11 @@ RedistributeHandle redistribute_async(const at::Tensor& tensor, Placements place
 std::string str(const at::Tensor& tensor) {
   const auto& spec = spec_of(tensor);
   std::ostringstream out;
-  out << "DTensor(" << c10::toString(spec.dtype()) << c10::IntArrayRef(spec.sizes()) << ", " << str(spec.placements())
-      << ", " << spec.mesh().str() << "), ";
+  out << "DTensor(" << c10::toString(spec.dtype()) << c10::IntArrayRef(spec.sizes()) << ", "
+      << str(spec.placements()) << ", " << spec.mesh().str() << "), ";
   for (int64_t i = 0; i < spec.mesh().ndim(); ++i)
-    out << (i ? ", " : "") << spec.mesh().dim_names()[static_cast<size_t>(i)] << " " << spec.mesh().coordinate(i);
+    out << (i ? ", " : "") << spec.mesh().dim_names()[static_cast<size_t>(i)] << " "
+        << spec.mesh().coordinate(i);
   const auto& local = local_of(tensor);
   out << " has " << local.sizes() << ":\n" << local;
   return out.str();
@@ -151,16 +156,16 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
       TORCH_CHECK(!placement.is_ragged(), "cleave: from_local needs the global sizes for a ragged shard");
       if (!placement.is_shard() && !placement.is_strided()) continue;
       const auto dim = placement.dim() < 0 ? placement.dim() + local.dim() : placement.dim();
-      TORCH_CHECK_INDEX(dim >= 0 && dim < local.dim(), "cleave: ", placement.str(), " is out of range for sizes ",
-                        local.sizes());
+      TORCH_CHECK_INDEX(dim >= 0 && dim < local.dim(), "cleave: ", placement.str(),
+                        " is out of range for sizes ", local.sizes());
       (*sizes)[static_cast<size_t>(dim)] *= mesh.size(static_cast<int64_t>(i));
     }
   }
-  auto spec =
-      std::make_shared<const DTensorSpec>(mesh, std::move(placements), std::move(*sizes), local.scalar_type());
-  TORCH_CHECK_VALUE(local.sizes() == spec->local_sizes(), "cleave: from_local: the local tensor of ", spec->str(),
-                    " must have sizes ", c10::IntArrayRef(spec->local_sizes()), ", got ", local.sizes(),
-                    "; pass `sizes` for uneven shards, or check = true to infer them");
+  auto spec = std::make_shared<const DTensorSpec>(mesh, std::move(placements), std::move(*sizes),
+                                                  local.scalar_type());
+  TORCH_CHECK_VALUE(local.sizes() == spec->local_sizes(), "cleave: from_local: the local tensor of ",
+                    spec->str(), " must have sizes ", c10::IntArrayRef(spec->local_sizes()), ", got ",
+                    local.sizes(), "; pass `sizes` for uneven shards, or check = true to infer them");
   return FromLocalFunction::apply(local, SpecPtr(spec));
 }
 

@@ -34,10 +34,10 @@ at::Tensor make_dtensor(at::Tensor local, SpecPtr spec);
 at::Tensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placements placements);
 
 // Declares that `local` is this rank's part. Global shape: `sizes`, or each Shard dimension times the
-// mesh dimension's size (even shards) when not given. Differentiable. Local, unless `check`: then collective over
-// the mesh; shapes and dtypes of all ranks are compared with what the placements ask for (without `sizes` the global
-// shape is inferred from them, so uneven shards are right), and values that should be replicated with each other. A
-// mismatch throws on all ranks and names the first that differs.
+// mesh dimension's size (even shards) when not given. Differentiable. Local, unless `check`: then collective
+// over the mesh; shapes and dtypes of all ranks are compared with what the placements ask for (without
+// `sizes` the global shape is inferred from them, so uneven shards are right), and values that should be
+// replicated with each other. A mismatch throws on all ranks and names the first that differs.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                       std::optional<std::vector<int64_t>> sizes = std::nullopt, bool check = false);
 
@@ -48,9 +48,9 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
 // Changes placements. Collective over the mesh when data must move. Differentiable.
 at::Tensor redistribute(const at::Tensor& tensor, Placements placements);
 
-// The same in two parts: the first collective of the plan is started now, wait() does the rest and returns the
-// tensor. All ranks of the mesh must call both, in the same order. The handle may outlive its tensor; dropping it
-// without wait() waits for the collective in flight. The graph of autograd grows at wait().
+// The same in two parts: the first collective of the plan is started now, wait() does the rest and returns
+// the tensor. All ranks of the mesh must call both, in the same order. The handle may outlive its tensor;
+// dropping it without wait() waits for the collective in flight. The graph of autograd grows at wait().
 class PendingRedistribute;
 class RedistributeHandle {
  public:
@@ -70,8 +70,9 @@ at::Tensor full_tensor(const at::Tensor& tensor);
 // "DTensor(Float[4, 6], [S(0)], DeviceMesh(...)), rank 1 has [2, 6]:" and the local values. Local.
 std::string str(const at::Tensor& tensor);
 
-// While it lives, ops on this thread take plain tensors next to DTensors as replicated ones: the caller promises that
-// they are the same on all ranks. Without it only numbers and 0-dim tensors may be mixed with DTensors.
+// While it lives, ops on this thread take plain tensors next to DTensors as replicated ones: the caller
+// promises that they are the same on all ranks. Without it only numbers and 0-dim tensors may be mixed with
+// DTensors.
 class ImplicitReplication {
  public:
   ImplicitReplication();

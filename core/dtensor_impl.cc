@@ -53,10 +53,11 @@ void DTensorImpl::become(const DTensorImpl& other) {
 }
 
 void check_writable(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
-  TORCH_CHECK(!dtensor_impl(tensor)->is_moved_view(), "cleave: ", schema.name(), " writes to a view ",
-              dtensor_impl(tensor)->spec()->str(),
-              " for which data had to move, and would not reach the tensor that it views; write to that tensor, "
-              "redistribute it first, or clone() the view");
+  TORCH_CHECK(
+      !dtensor_impl(tensor)->is_moved_view(), "cleave: ", schema.name(), " writes to a view ",
+      dtensor_impl(tensor)->spec()->str(),
+      " for which data had to move, and would not reach the tensor that it views; write to that tensor, "
+      "redistribute it first, or clone() the view");
 }
 
 bool is_dtensor(const at::Tensor& tensor) { return tensor.defined() && tensor.key_set().has(kDTensorKey); }

@@ -44,15 +44,16 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int
       TORCH_CHECK_INDEX(placement.dim() >= -dims && placement.dim() < dims, "cleave: ", placement.str(),
                         " is out of range for a tensor of ", dims, " dimensions");
       const auto dim = placement.dim() < 0 ? placement.dim() + dims : placement.dim();
-      TORCH_CHECK_VALUE(placement.split_factor() > 0, "cleave: ", placement.str(), " needs at least one piece");
+      TORCH_CHECK_VALUE(placement.split_factor() > 0, "cleave: ", placement.str(),
+                        " needs at least one piece");
       placement = placement.is_shard() ? Shard(dim) : StridedShard(dim, placement.split_factor());
     }
     if (!placement.is_ragged()) continue;
     TORCH_CHECK(!ragged, "cleave: only one mesh dimension can hold a ragged shard");
     ragged = &placement;
     TORCH_CHECK(static_cast<int64_t>(placement.bounds().size()) == mesh_.size(static_cast<int64_t>(i)) + 1,
-                "cleave: the bounds of ", placement.str(), " must be ", mesh_.size(static_cast<int64_t>(i)) + 1,
-                " values, one more than ranks");
+                "cleave: the bounds of ", placement.str(), " must be ",
+                mesh_.size(static_cast<int64_t>(i)) + 1, " values, one more than ranks");
   }
   if (ragged) {
     const auto total = ragged_numel(mesh_, placements_, sizes_);

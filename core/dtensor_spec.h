@@ -16,8 +16,8 @@ namespace cleave {
 class DTensorSpec {
  public:
   // Verifies: one placement per mesh dimension, shard dims in range (negative dims are normalised),
-  // one ragged shard at most, whose N + 1 bounds ascend from 0 to the number of elements that Shard on other mesh
-  // dimensions leaves on a rank (they must divide evenly). Throws otherwise.
+  // one ragged shard at most, whose N + 1 bounds ascend from 0 to the number of elements that Shard on other
+  // mesh dimensions leaves on a rank (they must divide evenly). Throws otherwise.
   DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int64_t> sizes, c10::ScalarType dtype);
 
   const DeviceMesh& mesh() const { return mesh_; }

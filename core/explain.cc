@@ -60,7 +60,8 @@ std::vector<Explain::Entry> Explain::table() const {
       rows[found->second].step_bytes += entry.step_bytes;
     }
   }
-  std::stable_sort(rows.begin(), rows.end(), [](const Entry& a, const Entry& b) { return a.bytes > b.bytes; });
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const Entry& a, const Entry& b) { return a.bytes > b.bytes; });
   return rows;
 }
 
@@ -79,7 +80,8 @@ std::string Explain::str() const {
   for (const auto& row : cells) {
     for (size_t c = 0; c < row.size(); ++c) {
       const bool number = c == 0 || c + 1 == row.size();
-      out << (c ? "  " : "") << (number ? std::right : std::left) << std::setw(static_cast<int>(widths[c])) << row[c];
+      out << (c ? "  " : "") << (number ? std::right : std::left) << std::setw(static_cast<int>(widths[c]))
+          << row[c];
     }
     out << "\n";
   }

@@ -8,8 +8,9 @@
 //         4  aten::mm     [S(1)] [S(0)] [P(sum)]                                                       0
 //         4  aten::relu   [P(sum)]      [R]       all_reduce over mesh dim 0                       65536
 //
-// Bytes are those that this rank put on the wire, collectives inside rules included. One scope records at a time in
-// a process, the innermost; its ops may run on any thread (autograd's included). Local: no communication.
+// Bytes are those that this rank put on the wire, collectives inside rules included. One scope records at a
+// time in a process, the innermost; its ops may run on any thread (autograd's included). Local: no
+// communication.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +25,12 @@ namespace cleave {
 class Explain {
  public:
   struct Entry {
-    std::string op;  // "aten::mm"; "redistribute" for one that the user asked for
+    std::string op;                            // "aten::mm"; "redistribute" for one that the user asked for
     std::vector<std::string> inputs, outputs;  // placements: "[S(0),R]"
     std::vector<std::string> steps;            // "all_gather over mesh dim 0"
     int64_t step_bytes = 0;                    // the forecast of those steps
     int64_t bytes = 0;                         // sent, ops that it was rewritten to included
-    int depth = 0;                             // 1: run by the rule of the entry before with depth 0, and so on
+    int depth = 0;  // 1: run by the rule of the entry before with depth 0, and so on
     int64_t calls = 1;
   };
 

@@ -28,7 +28,8 @@ at::Tensor made(Sizes sizes, const DeviceMesh& mesh, Placements placements, cons
   auto held = placements;
   for (auto& placement : held)
     if (placement.is_partial()) placement = Replicate();
-  const auto dtype = given.has_dtype() ? c10::typeMetaToScalarType(given.dtype()) : c10::get_default_dtype_as_scalartype();
+  const auto dtype =
+      given.has_dtype() ? c10::typeMetaToScalarType(given.dtype()) : c10::get_default_dtype_as_scalartype();
   const auto spec = std::make_shared<const DTensorSpec>(mesh, std::move(held), sizes.vec(), dtype);
   const at::NoGradGuard no_grad;
   const auto value = make_dtensor(make(spec->local_sizes(), given.dtype(dtype)), spec);
@@ -80,14 +81,15 @@ at::Tensor randn(Sizes sizes, const DeviceMesh& mesh, Placements placements, at:
                [&](const at::Tensor& whole) { whole.normal_(0, 1, generator); });
 }
 
-at::Tensor arange(const at::Scalar& start, const at::Scalar& end, const at::Scalar& step, const DeviceMesh& mesh,
-                  Placements placements, at::TensorOptions options) {
+at::Tensor arange(const at::Scalar& start, const at::Scalar& end, const at::Scalar& step,
+                  const DeviceMesh& mesh, Placements placements, at::TensorOptions options) {
   const at::NoGradGuard no_grad;
   const auto whole = at::arange(start, end, step, local_options(options, mesh));
   return finished(distribute_tensor(whole, mesh, std::move(placements)).clone(), options);
 }
 
-at::Tensor arange(const at::Scalar& end, const DeviceMesh& mesh, Placements placements, at::TensorOptions options) {
+at::Tensor arange(const at::Scalar& end, const DeviceMesh& mesh, Placements placements,
+                  at::TensorOptions options) {
   return arange(0, end, 1, mesh, std::move(placements), options);
 }
 

@@ -29,7 +29,8 @@ struct Report {
 };
 
 std::vector<int64_t> encode(const at::Tensor& local) {
-  TORCH_CHECK_VALUE(local.dim() <= kMaxDims, "cleave: from_local: at most ", kMaxDims, " dimensions can be checked");
+  TORCH_CHECK_VALUE(local.dim() <= kMaxDims, "cleave: from_local: at most ", kMaxDims,
+                    " dimensions can be checked");
   std::vector<int64_t> words{local.dim(), static_cast<int64_t>(local.scalar_type()), hash_of(local)};
   words.insert(words.end(), local.sizes().begin(), local.sizes().end());
   words.resize(static_cast<size_t>(3 + kMaxDims), 0);
@@ -92,8 +93,8 @@ std::vector<int64_t> inferred(const std::vector<Report>& reports, const DeviceMe
 
 }  // namespace
 
-std::vector<int64_t> checked_sizes(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
-                                   std::optional<std::vector<int64_t>> sizes) {
+std::vector<int64_t> checked_sizes(const at::Tensor& local, const DeviceMesh& mesh,
+                                   const Placements& placements, std::optional<std::vector<int64_t>> sizes) {
   const auto reports = gather(local, mesh);
   for (const auto& placement : placements) {
     TORCH_CHECK_VALUE(sizes || !placement.is_ragged(),
@@ -106,19 +107,20 @@ std::vector<int64_t> checked_sizes(const at::Tensor& local, const DeviceMesh& me
     const auto& report = reports[static_cast<size_t>(r)];
     const auto rank = mesh.ranks()[static_cast<size_t>(r)];
     TORCH_CHECK_TYPE(report.dtype == reports[0].dtype, "cleave: from_local: rank ", rank, " has dtype ",
-                     c10::toString(static_cast<c10::ScalarType>(report.dtype)), ", rank ", mesh.ranks()[0], " has ",
-                     c10::toString(spec.dtype()));
+                     c10::toString(static_cast<c10::ScalarType>(report.dtype)), ", rank ", mesh.ranks()[0],
+                     " has ", c10::toString(spec.dtype()));
     const auto wanted = spec.local_sizes(coordinate);
-    TORCH_CHECK_VALUE(report.sizes == wanted, "cleave: from_local: ", spec.str(), " needs a local tensor of sizes ",
-                      c10::IntArrayRef(wanted), " on rank ", rank, ", got ", c10::IntArrayRef(report.sizes));
+    TORCH_CHECK_VALUE(report.sizes == wanted, "cleave: from_local: ", spec.str(),
+                      " needs a local tensor of sizes ", c10::IntArrayRef(wanted), " on rank ", rank,
+                      ", got ", c10::IntArrayRef(report.sizes));
     for (size_t i = 0; i < placements.size(); ++i) {
       if (!placements[i].is_replicate()) continue;
       auto first = coordinate;
       first[i] = 0;
       const auto other = static_cast<size_t>(index_of(first, mesh.shape()));
-      TORCH_CHECK_VALUE(report.hash == reports[other].hash, "cleave: from_local: ", spec.str(), " is Replicate over '",
-                        mesh.dim_names()[i], "', but ranks ", mesh.ranks()[other], " and ", rank,
-                        " have different values");
+      TORCH_CHECK_VALUE(report.hash == reports[other].hash, "cleave: from_local: ", spec.str(),
+                        " is Replicate over '", mesh.dim_names()[i], "', but ranks ", mesh.ranks()[other],
+                        " and ", rank, " have different values");
     }
   }
   return *sizes;

@@ -49,10 +49,10 @@ int64_t held_length(const Placement& placement, int64_t size, int64_t ranks, int
   return length;
 }
 
-// Appends boxes of the flat range [begin, end) of a tensor of `sizes` from dimension `dim` on; `outer` holds the
-// indices of the dimensions before.
-void flat_boxes(const std::vector<int64_t>& sizes, size_t dim, std::vector<int64_t>& outer, int64_t begin, int64_t end,
-                int64_t& local, std::vector<Box>& boxes) {
+// Appends boxes of the flat range [begin, end) of a tensor of `sizes` from dimension `dim` on; `outer` holds
+// the indices of the dimensions before.
+void flat_boxes(const std::vector<int64_t>& sizes, size_t dim, std::vector<int64_t>& outer, int64_t begin,
+                int64_t end, int64_t& local, std::vector<Box>& boxes) {
   if (begin >= end) return;
   const auto add = [&](int64_t first, int64_t count, int64_t elements) {
     Box box{outer, std::vector<int64_t>(dim, 1), local};
@@ -102,8 +102,8 @@ std::vector<Box> held_boxes(const Placement& placement, const std::vector<int64_
     std::vector<int64_t> outer;
     int64_t local = 0;
     const auto& bounds = placement.bounds();
-    flat_boxes(sizes, 0, outer, bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1], local,
-               boxes);
+    flat_boxes(sizes, 0, outer, bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1],
+               local, boxes);
   } else if (placement.is_shard() || placement.is_strided()) {
     const auto dim = static_cast<size_t>(placement.dim());
     int64_t local = 0;
@@ -121,12 +121,14 @@ std::vector<Box> held_boxes(const Placement& placement, const std::vector<int64_
   return boxes;
 }
 
-int64_t held_numel(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks, int64_t rank) {
+int64_t held_numel(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks,
+                   int64_t rank) {
   const auto r = static_cast<size_t>(rank);
   if (placement.is_ragged()) return placement.bounds()[r + 1] - placement.bounds()[r];
   int64_t result = 1;
   for (size_t d = 0; d < sizes.size(); ++d) {
-    result *= placement.splits(static_cast<int64_t>(d)) ? held_length(placement, sizes[d], ranks, rank) : sizes[d];
+    result *=
+        placement.splits(static_cast<int64_t>(d)) ? held_length(placement, sizes[d], ranks, rank) : sizes[d];
   }
   return result;
 }

@@ -14,17 +14,18 @@ struct Box {
   int64_t local_begin;               // Shard, StridedShard: along the split dimension; RaggedShard: flat
 };
 
-// What rank `rank` of `ranks` holds of a tensor of `sizes` under one placement: disjoint boxes, in the order in
-// which the local tensor has them; none that is empty. Replicate and Partial: the whole.
+// What rank `rank` of `ranks` holds of a tensor of `sizes` under one placement: disjoint boxes, in the order
+// in which the local tensor has them; none that is empty. Replicate and Partial: the whole.
 std::vector<Box> held_boxes(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks,
                             int64_t rank);
 
 // The elements of those boxes.
-int64_t held_numel(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks, int64_t rank);
+int64_t held_numel(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks,
+                   int64_t rank);
 
-// The shape of the local tensor at `coordinate` of a mesh of `shape`. Shards split from the left mesh dimension
-// on, a ragged shard last. `offsets`, when given: the first global index in each tensor dimension (of a ragged
-// shard: one number, flat).
+// The shape of the local tensor at `coordinate` of a mesh of `shape`. Shards split from the left mesh
+// dimension on, a ragged shard last. `offsets`, when given: the first global index in each tensor dimension
+// (of a ragged shard: one number, flat).
 std::vector<int64_t> local_shape(const Placements& placements, std::vector<int64_t> sizes,
                                  const std::vector<int64_t>& shape, const std::vector<int64_t>& coordinate,
                                  std::vector<int64_t>* offsets = nullptr);

@@ -26,13 +26,14 @@ template <class T>
 using Accumulator =
     std::conditional_t<std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>, float, T>;
 
+// A NaN on any rank is the extreme of all, as it is for amin and amax within a rank.
 template <class A>
 A combine(A a, A b, ReduceOp op) {
   switch (op) {
     case ReduceOp::kMin:
-      return std::min(a, b);
+      return b < a || b != b ? b : a;
     case ReduceOp::kMax:
-      return std::max(a, b);
+      return a < b || b != b ? b : a;
     case ReduceOp::kProduct:
       return static_cast<A>(a * b);
     default:

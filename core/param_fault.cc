@@ -101,7 +101,8 @@ inline void touch(const at::Tensor& tensor, bool write, const c10::OperatorHandl
 // Puts targets in the place of redirected tensors.
 void substitute(c10::IValue& value) {
   if (value.isTensor()) {
-    if (const auto* context = value.toTensor().defined() ? context_of<RedirectContext>(value.toTensor()) : nullptr)
+    if (const auto* context =
+            value.toTensor().defined() ? context_of<RedirectContext>(value.toTensor()) : nullptr)
       value = context->target;
     return;
   }

@@ -68,9 +68,9 @@ class FaultableParam {
   size_t nbytes_ = 0;
 };
 
-// From now on every op that takes `param` (or a copy that shares its storage) takes `target` instead, in front of
-// autograd: a member variable of a module becomes a handle of the tensor that stands for it. Its memory is
-// released; its shape, type and requires_grad flag stay. For tensors without history.
+// From now on every op that takes `param` (or a copy that shares its storage) takes `target` instead, in
+// front of autograd: a member variable of a module becomes a handle of the tensor that stands for it. Its
+// memory is released; its shape, type and requires_grad flag stay. For tensors without history.
 void redirect(const at::Tensor& param, const at::Tensor& target, const std::string& name);
 // The target of a redirected tensor; undefined for any other.
 at::Tensor redirected(const at::Tensor& tensor);

@@ -7,11 +7,11 @@
 //   Partial(op)      every rank has a term; the value is op of all "P(sum)"
 //   RaggedShard(b)   rank r has the flat range [b[r], b[r+1])       "F(0,3,7)"
 //
-// A ragged shard is a range of the flattened (row-major) tensor; its local tensor is 1-D. Next to Shard on other
-// mesh dimensions it counts in what those leave on a rank, whatever the order of the mesh dimensions.
+// A ragged shard is a range of the flattened (row-major) tensor; its local tensor is 1-D. Next to Shard on
+// other mesh dimensions it counts in what those leave on a rank, whatever the order of the mesh dimensions.
 //
-// A strided shard is what a later split leaves to an earlier mesh dimension: on a mesh {dp, tp}, a weight that was
-// split by tp first and by dp within is [StridedShard(0, tp), Shard(0)].
+// A strided shard is what a later split leaves to an earlier mesh dimension: on a mesh {dp, tp}, a weight
+// that was split by tp first and by dp within is [StridedShard(0, tp), Shard(0)].
 #pragma once
 
 #include <cstdint>

@@ -25,8 +25,8 @@ at::Tensor in_whole(at::Tensor whole, const Box& box) {
   return whole;
 }
 
-// One step on one rank. A step that sends is start() and, when the work is done, finish(); what lies between is one
-// buffer.
+// One step on one rank. A step that sends is start() and, when the work is done, finish(); what lies between
+// is one buffer.
 class Executor {
  public:
   explicit Executor(const RedistributeStep& step)
@@ -68,7 +68,8 @@ class Executor {
         sent.push_back(inside(local_view(local, step_.from, mine), mine, common).reshape({-1}));
         sends += sent.back().numel();
       });
-      for_each_common(r, rank_, [&](const Box&, const Box&, const Box& common) { receives += product(common.size); });
+      for_each_common(r, rank_,
+                      [&](const Box&, const Box&, const Box& common) { receives += product(common.size); });
       input_splits.push_back(sends);
       output_splits.push_back(receives);
     }
@@ -155,7 +156,8 @@ class Executor {
   // The parts of all ranks lie one after another in the whole tensor, each of `length`.
   bool in_order(const Placement& placement, int64_t length) const {
     if (length * ranks_ != product(whole_)) return false;
-    return placement.is_ragged() || (placement.is_shard() && product({whole_.begin(), whole_.begin() + placement.dim()}) == 1);
+    return placement.is_ragged() ||
+           (placement.is_shard() && product({whole_.begin(), whole_.begin() + placement.dim()}) == 1);
   }
 
   at::Tensor grouped_by_rank(const at::Tensor& whole, int64_t length) const {

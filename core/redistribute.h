@@ -27,9 +27,9 @@ class PendingRedistribute {
   void advance();
 
   std::shared_ptr<const RedistributePlan> plan_;
-  size_t next_ = 0;      // step to start
-  at::Tensor local_;     // before that step; while a step is in flight: its buffer
-  at::Tensor input_;     // of the step in flight, kept alive
+  size_t next_ = 0;   // step to start
+  at::Tensor local_;  // before that step; while a step is in flight: its buffer
+  at::Tensor input_;  // of the step in flight, kept alive
   Work work_;
   bool in_flight_ = false;
 };

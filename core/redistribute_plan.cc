@@ -51,7 +51,8 @@ std::optional<Placement> movable(const Shapes& shapes, const Placements& placeme
     inner_ranks = shapes.mesh[j];
   }
   if (!inner) return placement;
-  if (!placement.is_strided() || !inner->is_shard() || inner_ranks != placement.split_factor()) return std::nullopt;
+  if (!placement.is_strided() || !inner->is_shard() || inner_ranks != placement.split_factor())
+    return std::nullopt;
   // The inner mesh dimension holds whole pieces when everything divides evenly.
   const auto dim = static_cast<size_t>(placement.dim());
   Placements outer(placements.begin(), placements.begin() + static_cast<int64_t>(i));
@@ -76,13 +77,15 @@ struct Move {
 
 std::optional<Move> move(const Shapes& shapes, const Placements& now, size_t i, const Placement& to) {
   if (now[i] == to || (now[i].is_partial() && to.is_partial())) return std::nullopt;
-  if (to.is_partial() && divides(now[i])) return std::nullopt;  // gathered first: adding zeros would turn -0 into 0
+  if (to.is_partial() && divides(now[i]))
+    return std::nullopt;  // gathered first: adding zeros would turn -0 into 0
   auto next = now;
   next[i] = to;
   const auto own = movable(shapes, now, i, now[i]);
   const auto other = movable(shapes, next, i, to);
   if (!own || !other) return std::nullopt;
-  // Boxes of a ragged shard and of a Shard must be parts of one tensor: what is left when mesh dim i is whole.
+  // Boxes of a ragged shard and of a Shard must be parts of one tensor: what is left when mesh dim i is
+  // whole.
   if (to.is_ragged() && !ragged_fits(shapes, next, i)) return std::nullopt;
   return Move{kind_of(now[i], to), *own, *other};
 }
@@ -94,18 +97,20 @@ int64_t longest(const Placement& placement, const Sizes& whole, int64_t ranks) {
   return result;
 }
 
-// Elements that rank `rank` of mesh dimension sends.
-int64_t sent(const Move& move, const Sizes& whole, int64_t ranks, int64_t rank) {
-  const auto numel = product(whole);
+// Bytes that rank `rank` of the mesh dimension sends.
+int64_t sent(const Move& move, const Sizes& whole, int64_t ranks, int64_t rank, c10::ScalarType dtype) {
+  const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   switch (move.kind) {
     case Kind::kAllGather:
-      return longest(move.from, whole, ranks) * (ranks - 1);
+      return longest(move.from, whole, ranks) * (ranks - 1) * element;
     case Kind::kReduceScatter:
-      return longest(move.to, whole, ranks) * (ranks - 1);
+      return longest(move.to, whole, ranks) * (ranks - 1) * element;
     case Kind::kAllReduce: {
+      const int64_t parts = c10::isComplexType(dtype) ? 2 : 1;  // reduced as reals
+      const auto numel = product(whole) * parts;
       const auto chunk = (numel + ranks - 1) / ranks;
       const auto own = std::clamp<int64_t>(numel - rank * chunk, 0, chunk);
-      return numel - own + own * (ranks - 1);
+      return (numel - own + own * (ranks - 1)) * element / parts;
     }
     case Kind::kAllToAll: {
       auto result = held_numel(move.from, whole, ranks, rank);
@@ -113,7 +118,7 @@ int64_t sent(const Move& move, const Sizes& whole, int64_t ranks, int64_t rank) 
         for (const auto& kept : held_boxes(move.to, whole, ranks, rank))
           result -= product(intersection(mine, kept).size);
       }
-      return result;
+      return result * element;
     }
     default:
       return 0;
@@ -122,20 +127,22 @@ int64_t sent(const Move& move, const Sizes& whole, int64_t ranks, int64_t rank) 
 
 constexpr double kCollective = 1, kLocalStep = 1e-3;
 
-double cost_of(const Move& move, const Sizes& whole, int64_t ranks, int64_t element) {
+double cost_of(const Move& move, const Sizes& whole, int64_t ranks, c10::ScalarType dtype) {
   int64_t most = 0;
   const bool same_on_all = move.kind == Kind::kAllGather || move.kind == Kind::kReduceScatter;
-  for (int64_t r = 0; r < (same_on_all ? 1 : ranks); ++r) most = std::max(most, sent(move, whole, ranks, r));
-  const double collectives = move.kind == Kind::kAllReduce                                    ? 2
+  for (int64_t r = 0; r < (same_on_all ? 1 : ranks); ++r)
+    most = std::max(most, sent(move, whole, ranks, r, dtype));
+  const double collectives = move.kind == Kind::kAllReduce                             ? 2
                              : move.kind == Kind::kSlice || move.kind == Kind::kSpread ? 0
                                                                                        : 1;
-  return static_cast<double>(most * element) + kCollective * collectives + kLocalStep;
+  return static_cast<double>(most) + kCollective * collectives + kLocalStep;
 }
 
 RedistributeStep make_step(const SpecPtr& before, size_t i, const Placement& to, const Move& move) {
   auto next = before->placements();
   next[i] = to;
-  auto after = std::make_shared<const DTensorSpec>(before->mesh(), std::move(next), before->sizes(), before->dtype());
+  auto after =
+      std::make_shared<const DTensorSpec>(before->mesh(), std::move(next), before->sizes(), before->dtype());
   return {move.kind, static_cast<int64_t>(i), before, std::move(after), move.from, move.to};
 }
 
@@ -219,7 +226,6 @@ class Search {
   void expand(size_t node) {
     const auto now = placements(node);
     const Sizes origin(now.size(), 0);
-    const auto element = static_cast<int64_t>(c10::elementSize(source_->dtype()));
     size_t radix = 1;
     for (size_t i = 0; i < choices_.size(); ++i) {
       const auto whole = shapes_.whole(now, i, origin);
@@ -229,7 +235,7 @@ class Search {
         if (k == digit || nodes_[next].done) continue;
         const auto step = move(shapes_, now, i, choices_[i][k]);
         if (!step) continue;
-        const auto cost = nodes_[node].cost + cost_of(*step, whole, shapes_.mesh[i], element);
+        const auto cost = nodes_[node].cost + cost_of(*step, whole, shapes_.mesh[i], source_->dtype());
         if (cost < nodes_[next].cost) nodes_[next] = {cost, node, i, false};
       }
       radix *= choices_[i].size();
@@ -258,14 +264,14 @@ struct Key {
 }  // namespace
 
 Sizes RedistributeStep::whole_sizes(const Sizes& coordinate) const {
-  return Shapes{before->sizes(), before->mesh().shape()}.whole(before->placements(), static_cast<size_t>(mesh_dim),
-                                                               coordinate);
+  return Shapes{before->sizes(), before->mesh().shape()}.whole(before->placements(),
+                                                               static_cast<size_t>(mesh_dim), coordinate);
 }
 
 int64_t RedistributeStep::wire_bytes(const Sizes& coordinate) const {
   const auto ranks = before->mesh().size(mesh_dim);
-  return sent({kind, from, to}, whole_sizes(coordinate), ranks, coordinate[static_cast<size_t>(mesh_dim)]) *
-         static_cast<int64_t>(c10::elementSize(before->dtype()));
+  return sent({kind, from, to}, whole_sizes(coordinate), ranks, coordinate[static_cast<size_t>(mesh_dim)],
+              before->dtype());
 }
 
 std::string RedistributeStep::str() const {
@@ -285,8 +291,9 @@ double plan_cost(const RedistributePlan& plan) {
   double total = 0;
   for (const auto& step : plan) {
     const auto& mesh = step.before->mesh();
-    total += cost_of({step.kind, step.from, step.to}, step.whole_sizes(Sizes(static_cast<size_t>(mesh.ndim()), 0)),
-                     mesh.size(step.mesh_dim), static_cast<int64_t>(c10::elementSize(step.before->dtype())));
+    total +=
+        cost_of({step.kind, step.from, step.to}, step.whole_sizes(Sizes(static_cast<size_t>(mesh.ndim()), 0)),
+                mesh.size(step.mesh_dim), step.before->dtype());
   }
   return total;
 }

@@ -23,8 +23,8 @@ struct RedistributeStep {
   int64_t mesh_dim;
   SpecPtr before;
   SpecPtr after;
-  // The placements between which data moves: those of before and after at mesh_dim, but Shard for a StridedShard
-  // whose pieces are what an inner mesh dimension has split already.
+  // The placements between which data moves: those of before and after at mesh_dim, but Shard for a
+  // StridedShard whose pieces are what an inner mesh dimension has split already.
   Placement from, to;
 
   // Whether ranks communicate.
@@ -39,9 +39,10 @@ struct RedistributeStep {
 
 using RedistributePlan = std::vector<RedistributeStep>;
 
-// The cheapest steps from `source` to the placements `target`: fewest bytes sent by the busiest rank, then fewest
-// collectives, then fewest local copies (Dijkstra's algorithm over placements). Where several mesh dimensions split
-// one tensor dimension, only the innermost (last) one can change. Plans are remembered, per thread.
+// The cheapest steps from `source` to the placements `target`: fewest bytes sent by the busiest rank, then
+// fewest collectives, then fewest local copies (Dijkstra's algorithm over placements). Where several mesh
+// dimensions split one tensor dimension, only the innermost (last) one can change. Plans are remembered, per
+// thread.
 std::shared_ptr<const RedistributePlan> plan_redistribute(const SpecPtr& source, const Placements& target);
 
 // The cost by which plans are compared: bytes of the busiest rank, plus one per collective. Pure numbers.

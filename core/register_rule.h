@@ -1,7 +1,8 @@
 // Sharding rules for ops of your own.
 //
 //   // rotate(Tensor x, int by) -> Tensor, along the last dimension: any other may be sharded.
-//   cleave::register_rule("mylib::rotate", {[](const rules::Call& call, int64_t mesh_dim, rules::Proposal& proposal) {
+//   cleave::register_rule("mylib::rotate", {[](const rules::Call& call, int64_t mesh_dim, rules::Proposal&
+//   proposal) {
 //     const auto& x = call.inputs[0];
 //     proposal.output_sizes = {x.sizes.vec()};
 //     const auto placement = x.at(mesh_dim);
@@ -18,10 +19,11 @@
 
 namespace cleave {
 
-// Gives the op `name` ("library::op", all overloads) a rule. Call it once, on every rank alike, before the first
-// call of the op with DTensors. The op must be registered already, with kernels for the device (or
-// CompositeExplicitAutograd); it is differentiable if it has an Autograd kernel. Throws for ops of ATen (they have
-// rules), unknown ones, ones that decompose by themselves (CompositeImplicitAutograd) and for a second rule.
+// Gives the op `name` ("library::op", all overloads) a rule. Call it once, on every rank alike, before the
+// first call of the op with DTensors. The op must be registered already, with kernels for the device (or
+// CompositeExplicitAutograd); it is differentiable if it has an Autograd kernel. Throws for ops of ATen (they
+// have rules), unknown ones, ones that decompose by themselves (CompositeImplicitAutograd) and for a second
+// rule.
 void register_rule(const std::string& name, rules::Rule rule);
 
 }  // namespace cleave

@@ -48,7 +48,8 @@ void shards(const Call& call, int64_t mesh_dim, const std::vector<int64_t>& size
 void same_layout(const Call& call, int64_t mesh_dim, const std::vector<int64_t>& sizes, Proposal& proposal) {
   for (const auto& source : call.inputs) {
     const auto placement = source.at(mesh_dim);
-    if (!(placement.is_ragged() || placement.is_strided()) || source.sizes != at::IntArrayRef(sizes)) continue;
+    if (!(placement.is_ragged() || placement.is_strided()) || source.sizes != at::IntArrayRef(sizes))
+      continue;
     Strategy strategy{{}, {placement}};
     for (const auto& input : call.inputs) {
       if (input.dim() == 0 && !sizes.empty()) {

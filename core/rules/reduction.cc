@@ -66,7 +66,8 @@ bool crosses_shards(const Call& call) {
   const Reduced reduced(call);
   for (int64_t i = 0; i < call.mesh.ndim(); ++i) {
     const auto placement = call.inputs[0].at(i);
-    if (placement.is_ragged() || placement.is_strided() || (placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())]))
+    if (placement.is_ragged() || placement.is_strided() ||
+        (placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())]))
       return true;
   }
   return false;

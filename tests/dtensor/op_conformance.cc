@@ -5,11 +5,11 @@
 //
 // FILE: torch.save of a list of (dispatcher name, args, kwargs, outputs). Each case is run with all tensors
 // replicated; each tensor alone as Shard(d) for every d (dimensions shorter than the number of ranks and of
-// size 0 included) and as Partial(sum), of terms with mixed signs; and all tensors as Shard(d). Four ranks also form a 2x2 mesh.
-// Random ops are compared with their own replicated run; uninitialised ones by layout only.
-// Exit code: 0; 1 when a value was wrong, an op failed without being refused by name, or less than `--least`
-// percent of the cells with a shard or a partial value were right; 2 for bad arguments; 3 when ranks fell out
-// of step.
+// size 0 included) and as Partial(sum), of terms with mixed signs; and all tensors as Shard(d). Four ranks
+// also form a 2x2 mesh. Random ops are compared with their own replicated run; uninitialised ones by layout
+// only. Exit code: 0; 1 when a value was wrong, an op failed without being refused by name, or less than
+// `--least` percent of the cells with a shard or a partial value were right; 2 for bad arguments; 3 when
+// ranks fell out of step.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/serialize.h>
 
@@ -236,24 +236,24 @@ std::string text(const Combination& combination) {
 
 enum Verdict : int64_t { kRight, kWrong, kRefused, kFailed };
 
-// A DTensor of this value. The terms of a Partial are 2v, -v, 0, ..: exact, and no f with f(0) = 0 or f(|v|) = |f(v)|
-// looks linear by accident. Where that is not finite: v, 0, 0, ..
+// A DTensor of this value. The terms of a Partial are 2v, -v, 0, ..: exact, and no f with f(0) = 0 or f(|v|)
+// = |f(v)| looks linear by accident. Where that is not finite: v, 0, 0, ..
 at::Tensor spread(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
   const auto dim = static_cast<int64_t>(placements.size()) - 1;
-  if (!placements.back().is_partial() || mesh.size(dim) == 1) return distribute_tensor(value.clone(), mesh, placements);
+  if (!placements.back().is_partial() || mesh.size(dim) == 1)
+    return distribute_tensor(value.clone(), mesh, placements);
   const auto rank = mesh.coordinate(dim);
   const double factor = rank == 0 ? 2 : rank == 1 ? -1 : 0;
   const auto term = at::where(at::isfinite(value * 2), value * factor, value * (rank == 0 ? 1 : 0));
-  return from_local(at::where(at::isfinite(value), term, rank == 0 ? value : at::zeros_like(value)).to(value.dtype()),
-                    mesh, placements, value.sizes().vec());
+  return from_local(
+      at::where(at::isfinite(value), term, rank == 0 ? value : at::zeros_like(value)).to(value.dtype()), mesh,
+      placements, value.sizes().vec());
 }
 
 // Whole values of all results, lists flattened; numbers as they are.
 std::vector<c10::IValue> run(const Case& recorded, const Combination& combination, const DeviceMesh& mesh) {
   size_t next = 0;
-  auto distribute = [&](const at::Tensor& tensor) {
-    return spread(tensor, mesh, combination[next++]);
-  };
+  auto distribute = [&](const at::Tensor& tensor) { return spread(tensor, mesh, combination[next++]); };
   c10::Stack stack;
   for (const auto& value : recorded.stack) stack.push_back(changed(value, distribute));
   torch::NoGradGuard no_grad;

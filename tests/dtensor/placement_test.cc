@@ -20,7 +20,8 @@ TEST(Placement, PrintsAndParses) {
 }
 
 TEST(Placement, RefusesOtherText) {
-  for (const auto* text : {"", "r", "S", "S()", "S(1", "S(1)x", "P(mean)", "SS(1)", "SS(0,2", "F()", "F(1,)", "R R"}) {
+  for (const auto* text :
+       {"", "r", "S", "S()", "S(1", "S(1)x", "P(mean)", "SS(1)", "SS(0,2", "F()", "F(1,)", "R R"}) {
     EXPECT_THROW(Placement::parse(text), c10::Error) << text;
   }
 }

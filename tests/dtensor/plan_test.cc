@@ -18,8 +18,8 @@ std::string text(const Placements& placements) {
   return result;
 }
 
-// Every spec that can be made of `alphabet`, every step between two of them, and by relaxation until nothing changes
-// the cheapest cost from each to each; then what the planner says.
+// Every spec that can be made of `alphabet`, every step between two of them, and by relaxation until nothing
+// changes the cheapest cost from each to each; then what the planner says.
 void is_optimal(const DeviceMesh& mesh, std::vector<Placement> alphabet, const std::vector<int64_t>& sizes) {
   for (auto it = alphabet.begin(); it != alphabet.end();)  // equal ones on one rank
     it = std::find(alphabet.begin(), it, *it) == it ? it + 1 : alphabet.erase(it);
@@ -68,7 +68,8 @@ void is_optimal(const DeviceMesh& mesh, std::vector<Placement> alphabet, const s
     }
     for (size_t target = 0; target < nodes.size(); ++target) {
       const auto plan = plan_redistribute(spec(mesh, nodes[source], sizes), nodes[target]);
-      EXPECT_NEAR(plan_cost(*plan), cheapest[target], 1e-6) << text(nodes[source]) << "-> " << text(nodes[target]);
+      EXPECT_NEAR(plan_cost(*plan), cheapest[target], 1e-6)
+          << text(nodes[source]) << "-> " << text(nodes[target]);
     }
   }
 }
@@ -79,8 +80,8 @@ TEST(Plan, IsTheCheapestOnALine) {
   for (int64_t r = 0; r < n; ++r) bounds[static_cast<size_t>(r)] = r * (r + 4);
   whole[0] = 0;
   is_optimal(line(),
-             {Replicate(), Shard(0), Shard(1), Shard(2), Partial(), Partial(ReduceOp::kMax), StridedShard(1, 2),
-              RaggedShard(bounds), RaggedShard(whole)},
+             {Replicate(), Shard(0), Shard(1), Shard(2), Partial(), Partial(ReduceOp::kMax),
+              StridedShard(1, 2), RaggedShard(bounds), RaggedShard(whole)},
              {3, 5, 4});
 }
 
@@ -88,7 +89,8 @@ TEST(Plan, IsTheCheapestOnASquare) {
   if (!square().defined()) return;  // four ranks
   is_optimal(square(), {Replicate(), Shard(0), Shard(1), Shard(2), Partial(), StridedShard(0, 2)}, {8, 4, 6});
   is_optimal(square(), {Replicate(), Shard(0), Shard(1), Shard(2), Partial(), StridedShard(0, 2)}, {5, 3, 7});
-  is_optimal(square(), {Replicate(), Shard(0), Shard(1), Partial(), RaggedShard({0, 5, 32}), RaggedShard({0, 9, 16})},
+  is_optimal(square(),
+             {Replicate(), Shard(0), Shard(1), Partial(), RaggedShard({0, 5, 32}), RaggedShard({0, 9, 16})},
              {8, 4});
 }
 

@@ -132,7 +132,8 @@ TEST(Redistribute, StridedShardIsWhatALaterSplitLeaves) {
   const auto plan = plan_redistribute(spec_ptr_of(value), {Replicate(), Shard(0)});
   ASSERT_EQ(plan->size(), 1u);
   EXPECT_EQ(plan->front().kind, RedistributeStep::Kind::kAllGather);
-  expect_equal(local_of(redistribute(value, {Replicate(), Shard(0)})), full.narrow(0, 2 * square().coordinate(1), 2));
+  expect_equal(local_of(redistribute(value, {Replicate(), Shard(0)})),
+               full.narrow(0, 2 * square().coordinate(1), 2));
 }
 
 TEST(Redistribute, RaggedNextToShardDividesWhatShardLeaves) {
@@ -166,7 +167,10 @@ TEST(Redistribute, AsyncGivesTheSameAndOverlapsOthers) {
       expect_equal(other.grad(), torch::full({5, 3}, 2.0));
       EXPECT_THROW(first.wait(), c10::Error);
     }
-  { const auto dropped = redistribute_async(distribute_tensor(noise({5, 3}), line(), {Shard(0)}), {Replicate()}); }
+  {
+    const auto dropped =
+        redistribute_async(distribute_tensor(noise({5, 3}), line(), {Shard(0)}), {Replicate()});
+  }
   expect_equal(full_tensor(distribute_tensor(noise({5, 3}), line(), {Shard(0)})), noise({5, 3}));
 }
 
