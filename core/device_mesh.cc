@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <functional>
-#include <numeric>
 #include <sstream>
+
+#include "core/local_part.h"
 
 namespace cleave {
 
@@ -19,19 +20,6 @@ struct MeshState {
 };
 
 namespace {
-
-int64_t product(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
-std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& shape) {
-  std::vector<int64_t> coordinate(shape.size());
-  for (size_t d = shape.size(); d-- > 0;) {
-    coordinate[d] = index % shape[d];
-    index /= shape[d];
-  }
-  return coordinate;
-}
 
 std::string error_in(const World& world, const std::vector<int64_t>& shape,
                      const std::vector<std::string>& names) {

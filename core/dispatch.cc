@@ -185,8 +185,7 @@ void adopt_plain(c10::IValue* args, size_t count) {
   const auto adopted = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || is_dtensor(tensor) || tensor.dim() == 0) return tensor;
     return make_dtensor(tensor, std::make_shared<const DTensorSpec>(
-                                    mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()),
-                                    tensor.sizes().vec(), tensor.scalar_type()));
+                                    mesh, all_replicate(mesh), tensor.sizes().vec(), tensor.scalar_type()));
   };
   for (size_t i = 0; i < count; ++i) {
     if (args[i].isTensor()) look(args[i].toTensor());
@@ -263,7 +262,7 @@ bool mixes_ragged(const Placements& placements) {
   bool ragged = false, sharded = false;
   for (const auto& placement : placements) {
     ragged |= placement.is_ragged();
-    sharded |= placement.is_shard() || placement.is_strided();
+    sharded |= placement.splits_dim();
   }
   return ragged && sharded;
 }
@@ -291,7 +290,7 @@ bool breaks_ragged(const Call& call, const Decision& decision) {
 }
 
 Decision replicated(const Call& call) {
-  const Placements all(static_cast<size_t>(call.mesh.ndim()), Replicate());
+  const auto all = all_replicate(call.mesh);
   return {std::vector<Placements>(call.inputs.size(), all), {all}, {}, {}};
 }
 
@@ -361,8 +360,7 @@ class Localiser {
     at::AutoDispatchBelowADInplaceOrView below;
     for (auto& [original, worked, placements] : copies_) {
       const auto& spec = *dtensor_impl(original)->spec();
-      const auto source =
-          std::make_shared<const DTensorSpec>(spec.mesh(), *placements, spec.sizes(), spec.dtype());
+      const auto source = with_placements(spec, *placements);
       TORCH_CHECK_VALUE(worked.sizes() == source->local_sizes(), "cleave: ", schema.name(),
                         " would change the sizes ", c10::IntArrayRef(spec.sizes()),
                         " of the DTensor it writes to");

@@ -18,8 +18,7 @@ SpecPtr spec_for(const Entry& entry, const DeviceMesh& mesh, const PlacementsOf&
   const auto& tensor = entry.tensor;
   TORCH_CHECK(!is_dtensor(tensor) && !redirected(tensor).defined() && !fault_owner(tensor).handler,
               "cleave: distribute_module: '", entry.name, "' is distributed or sharded already");
-  const auto placements = placements_of ? placements_of(entry.name, tensor)
-                                        : Placements(static_cast<size_t>(mesh.ndim()), Replicate());
+  const auto placements = placements_of ? placements_of(entry.name, tensor) : all_replicate(mesh);
   try {
     return std::make_shared<const DTensorSpec>(mesh, placements, tensor.sizes().vec(), tensor.scalar_type());
   } catch (const c10::Error& error) {

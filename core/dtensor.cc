@@ -31,10 +31,6 @@ Placements gradient_placements(const Placements& placements) {
   return result;
 }
 
-SpecPtr with_placements(const DTensorSpec& spec, Placements placements) {
-  return std::make_shared<const DTensorSpec>(spec.mesh(), std::move(placements), spec.sizes(), spec.dtype());
-}
-
 at::Tensor moved(const at::Tensor& tensor, const Placements& placements,
                  PendingRedistribute* pending = nullptr) {
   const auto* impl = dtensor_impl(tensor);
@@ -154,7 +150,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
     for (size_t i = 0; i < placements.size(); ++i) {
       const auto& placement = placements[i];
       TORCH_CHECK(!placement.is_ragged(), "cleave: from_local needs the global sizes for a ragged shard");
-      if (!placement.is_shard() && !placement.is_strided()) continue;
+      if (!placement.splits_dim()) continue;
       const auto dim = placement.dim() < 0 ? placement.dim() + local.dim() : placement.dim();
       TORCH_CHECK_INDEX(dim >= 0 && dim < local.dim(), "cleave: ", placement.str(),
                         " is out of range for sizes ", local.sizes());
@@ -175,12 +171,11 @@ at::Tensor to_local(const at::Tensor& tensor, std::optional<Placements> grad_pla
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {
-  return to_local(redistribute(tensor, Placements(spec_of(tensor).placements().size(), Replicate())));
+  return to_local(redistribute(tensor, all_replicate(spec_of(tensor).mesh())));
 }
 
 at::Tensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, Placements placements) {
-  const Placements all(static_cast<size_t>(mesh.ndim()), Replicate());
-  return redistribute(from_local(full, mesh, all), std::move(placements));
+  return redistribute(from_local(full, mesh, all_replicate(mesh)), std::move(placements));
 }
 
 }  // namespace cleave

@@ -14,20 +14,6 @@ size_t combine(size_t seed, size_t value) {
   return seed ^ (value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
 }
 
-// What the placements other than a ragged one leave on a rank: the size that its bounds divide. -1 when ranks
-// would have different numbers of elements.
-int64_t ragged_numel(const DeviceMesh& mesh, const Placements& placements, std::vector<int64_t> sizes) {
-  for (size_t i = 0; i < placements.size(); ++i) {
-    const auto& placement = placements[i];
-    if (!placement.is_shard() && !placement.is_strided()) continue;
-    auto& size = sizes[static_cast<size_t>(placement.dim())];
-    const auto ranks = mesh.size(static_cast<int64_t>(i));
-    if (size % (ranks * placement.split_factor()) != 0) return -1;
-    size /= ranks;
-  }
-  return product(sizes);
-}
-
 }  // namespace
 
 DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int64_t> sizes,
@@ -40,7 +26,7 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int
   const Placement* ragged = nullptr;
   for (size_t i = 0; i < placements_.size(); ++i) {
     auto& placement = placements_[i];
-    if (placement.is_shard() || placement.is_strided()) {
+    if (placement.splits_dim()) {
       TORCH_CHECK_INDEX(placement.dim() >= -dims && placement.dim() < dims, "cleave: ", placement.str(),
                         " is out of range for a tensor of ", dims, " dimensions");
       const auto dim = placement.dim() < 0 ? placement.dim() + dims : placement.dim();
@@ -56,7 +42,7 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, Placements placements, std::vector<int
                 mesh_.size(static_cast<int64_t>(i)) + 1, " values, one more than ranks");
   }
   if (ragged) {
-    const auto total = ragged_numel(mesh_, placements_, sizes_);
+    const auto total = ragged_numel(placements_, sizes_, mesh_.shape());
     TORCH_CHECK(total >= 0, "cleave: ", ragged->str(), " next to Shard needs sizes that divide evenly, got ",
                 c10::IntArrayRef(sizes_));
     const auto& bounds = ragged->bounds();
@@ -96,6 +82,14 @@ std::string DTensorSpec::str() const {
   for (size_t i = 0; i < placements_.size(); ++i) out << (i ? ", " : "") << placements_[i].str();
   out << "], " << mesh_.str() << ")";
   return out.str();
+}
+
+SpecPtr with_placements(const DTensorSpec& spec, Placements placements) {
+  return std::make_shared<const DTensorSpec>(spec.mesh(), std::move(placements), spec.sizes(), spec.dtype());
+}
+
+Placements all_replicate(const DeviceMesh& mesh) {
+  return Placements(static_cast<size_t>(mesh.ndim()), Replicate());
 }
 
 }  // namespace cleave

@@ -50,4 +50,9 @@ class DTensorSpec {
 
 using SpecPtr = std::shared_ptr<const DTensorSpec>;
 
+// `spec` with other placements; verified like any spec.
+SpecPtr with_placements(const DTensorSpec& spec, Placements placements);
+// Replicate for every dimension of `mesh`.
+Placements all_replicate(const DeviceMesh& mesh);
+
 }  // namespace cleave

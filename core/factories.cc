@@ -40,8 +40,7 @@ template <class Fill>
 at::Tensor drawn(Sizes sizes, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options,
                  const Fill& fill) {
   const at::NoGradGuard no_grad;
-  const auto whole = empty(sizes, mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()),
-                           options.requires_grad(std::nullopt));
+  const auto whole = empty(sizes, mesh, all_replicate(mesh), options.requires_grad(std::nullopt));
   fill(whole);
   return finished(redistribute(whole, std::move(placements)).clone(), options);
 }

@@ -1,10 +1,7 @@
 #include "core/from_local_check.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
-
-#include <cstring>
 
 #include "core/local_part.h"
 
@@ -53,15 +50,6 @@ std::vector<Report> gather(const at::Tensor& local, const DeviceMesh& mesh) {
   for (int64_t r = 0; r < mesh.size(); ++r)
     reports.push_back(decode(all.const_data_ptr<int64_t>() + r * static_cast<int64_t>(words.size())));
   return reports;
-}
-
-std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& shape) {
-  std::vector<int64_t> coordinate(shape.size());
-  for (size_t d = shape.size(); d-- > 0;) {
-    coordinate[d] = index % shape[d];
-    index /= shape[d];
-  }
-  return coordinate;
 }
 
 int64_t index_of(const std::vector<int64_t>& coordinate, const std::vector<int64_t>& shape) {

@@ -93,6 +93,15 @@ int64_t product(const std::vector<int64_t>& sizes) {
   return result;
 }
 
+std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> coordinate(shape.size());
+  for (size_t d = shape.size(); d-- > 0;) {
+    coordinate[d] = index % shape[d];
+    index /= shape[d];
+  }
+  return coordinate;
+}
+
 std::vector<Box> held_boxes(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks,
                             int64_t rank) {
   const Box whole{std::vector<int64_t>(sizes.size(), 0), sizes, 0};
@@ -104,7 +113,7 @@ std::vector<Box> held_boxes(const Placement& placement, const std::vector<int64_
     const auto& bounds = placement.bounds();
     flat_boxes(sizes, 0, outer, bounds[static_cast<size_t>(rank)], bounds[static_cast<size_t>(rank) + 1],
                local, boxes);
-  } else if (placement.is_shard() || placement.is_strided()) {
+  } else if (placement.splits_dim()) {
     const auto dim = static_cast<size_t>(placement.dim());
     int64_t local = 0;
     for (const auto& range : held_ranges(placement, sizes[dim], ranks, rank)) {
@@ -133,6 +142,24 @@ int64_t held_numel(const Placement& placement, const std::vector<int64_t>& sizes
   return result;
 }
 
+int64_t most_held(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks) {
+  if (placement.is_shard()) return held_numel(placement, sizes, ranks, 0);
+  int64_t result = 0;
+  for (int64_t r = 0; r < ranks; ++r) result = std::max(result, held_numel(placement, sizes, ranks, r));
+  return result;
+}
+
+int64_t ragged_numel(const Placements& placements, std::vector<int64_t> sizes,
+                     const std::vector<int64_t>& shape) {
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (!placements[i].splits_dim()) continue;
+    auto& size = sizes[static_cast<size_t>(placements[i].dim())];
+    if (size % (shape[i] * placements[i].split_factor()) != 0) return -1;
+    size /= shape[i];
+  }
+  return product(sizes);
+}
+
 std::vector<int64_t> local_shape(const Placements& placements, std::vector<int64_t> sizes,
                                  const std::vector<int64_t>& shape, const std::vector<int64_t>& coordinate,
                                  std::vector<int64_t>* offsets) {
@@ -149,7 +176,7 @@ std::vector<int64_t> local_shape(const Placements& placements, std::vector<int64
       ragged = &placement;
       position = coordinate[i];
     }
-    if (!placement.is_shard() && !placement.is_strided()) continue;
+    if (!placement.splits_dim()) continue;
     const auto dim = static_cast<size_t>(placement.dim());
     if (offsets) {
       const auto end = held[dim].empty() ? (*offsets)[dim] : held[dim].back().begin + held[dim].back().length;

@@ -30,7 +30,18 @@ std::vector<int64_t> local_shape(const Placements& placements, std::vector<int64
                                  const std::vector<int64_t>& shape, const std::vector<int64_t>& coordinate,
                                  std::vector<int64_t>* offsets = nullptr);
 
+// The most elements that any of the ranks holds.
+int64_t most_held(const Placement& placement, const std::vector<int64_t>& sizes, int64_t ranks);
+
+// The elements that Shard and StridedShard leave on a rank of a mesh of `shape`: what the bounds of a ragged
+// shard divide. -1 when ranks would have different numbers of them.
+int64_t ragged_numel(const Placements& placements, std::vector<int64_t> sizes,
+                     const std::vector<int64_t>& shape);
+
 int64_t product(const std::vector<int64_t>& sizes);
+
+// The coordinate of the row-major position `index` in a mesh of `shape`.
+std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& shape);
 
 // The common block of two boxes; size 0 in some dimension when there is none.
 Box intersection(const Box& a, const Box& b);

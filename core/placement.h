@@ -34,8 +34,9 @@ class Placement {
   bool is_strided() const { return kind_ == Kind::kStridedShard; }
   bool is_partial() const { return kind_ == Kind::kPartial; }
   bool is_ragged() const { return kind_ == Kind::kRaggedShard; }
-  // Whether tensor dimension `dim` is split by it: Shard or StridedShard.
-  bool splits(int64_t dim) const { return (is_shard() || is_strided()) && dim_ == dim; }
+  // Shard or StridedShard: a tensor dimension is split; splits(dim): that one.
+  bool splits_dim() const { return is_shard() || is_strided(); }
+  bool splits(int64_t dim) const { return splits_dim() && dim_ == dim; }
   int64_t dim() const { return dim_; }                            // of Shard and StridedShard
   int64_t split_factor() const { return split_factor_; }          // of StridedShard
   ReduceOp op() const { return op_; }                             // of Partial

@@ -6,6 +6,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/accumulate.h>
 
 #include "core/explain.h"
 #include "core/local_part.h"
@@ -43,13 +44,13 @@ class Executor {
   Work start(const at::Tensor& local, at::Tensor& buffer, at::Tensor& input) const {
     switch (step_.kind) {
       case Kind::kAllGather: {
-        const auto length = longest(step_.from);
+        const auto length = most_held(step_.from, whole_, ranks_);
         input = padded(local.contiguous().view(-1), length);
         buffer = at::empty({length * ranks_}, local.options());
         return group().all_gather(buffer, input);
       }
       case Kind::kReduceScatter: {
-        const auto length = longest(step_.to);
+        const auto length = most_held(step_.to, whole_, ranks_);
         input = grouped_by_rank(local, length);
         buffer = at::empty({length}, local.options());
         return group().reduce_scatter(buffer, input, step_.from.op());
@@ -74,7 +75,7 @@ class Executor {
       output_splits.push_back(receives);
     }
     input = sent.empty() ? at::empty({0}, local.options()) : at::cat(sent);
-    buffer = at::empty({sum(output_splits)}, local.options());
+    buffer = at::empty({c10::sum_integers(output_splits)}, local.options());
     return group().all_to_all(buffer, input, output_splits, input_splits);
   }
 
@@ -107,17 +108,6 @@ class Executor {
   int64_t held(const Placement& placement, int64_t rank) const {
     return held_numel(placement, whole_, ranks_, rank);
   }
-  int64_t longest(const Placement& placement) const {
-    int64_t result = 0;
-    for (int64_t r = 0; r < ranks_; ++r) result = std::max(result, held(placement, r));
-    return result;
-  }
-  static int64_t sum(const Sizes& sizes) {
-    int64_t result = 0;
-    for (auto size : sizes) result += size;
-    return result;
-  }
-
   Sizes local_sizes(const Placement& placement, int64_t rank) const {
     return local_shape({placement}, whole_, {ranks_}, {rank});
   }

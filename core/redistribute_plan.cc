@@ -13,9 +13,7 @@ namespace {
 using Kind = RedistributeStep::Kind;
 using Sizes = std::vector<int64_t>;
 
-bool divides(const Placement& placement) {
-  return placement.is_shard() || placement.is_strided() || placement.is_ragged();
-}
+bool divides(const Placement& placement) { return placement.splits_dim() || placement.is_ragged(); }
 
 Kind kind_of(const Placement& from, const Placement& to) {
   if (to.is_partial()) return Kind::kSpread;
@@ -44,7 +42,7 @@ std::optional<Placement> movable(const Shapes& shapes, const Placements& placeme
   for (size_t j = 0; j < placements.size(); ++j) {
     if (j == i) continue;
     if (placements[j].is_ragged() && divides(placement)) return std::nullopt;
-    if (j < i || !(placement.is_shard() || placement.is_strided())) continue;
+    if (j < i || !placement.splits_dim()) continue;
     if (!placements[j].splits(placement.dim())) continue;
     if (inner) return std::nullopt;
     inner = &placements[j];
@@ -59,15 +57,6 @@ std::optional<Placement> movable(const Shapes& shapes, const Placements& placeme
   const auto size = local_shape(outer, shapes.sizes, shapes.mesh, Sizes(placements.size(), 0))[dim];
   if (size % (inner_ranks * shapes.mesh[i]) != 0) return std::nullopt;
   return Shard(placement.dim());
-}
-
-bool ragged_fits(const Shapes& shapes, const Placements& placements, size_t i) {
-  for (size_t j = 0; j < placements.size(); ++j) {
-    if (j == i || !(placements[j].is_shard() || placements[j].is_strided())) continue;
-    const auto size = shapes.sizes[static_cast<size_t>(placements[j].dim())];
-    if (size % (shapes.mesh[j] * placements[j].split_factor()) != 0) return false;
-  }
-  return placements[i].bounds().back() == product(shapes.whole(placements, i, Sizes(placements.size(), 0)));
 }
 
 struct Move {
@@ -86,15 +75,9 @@ std::optional<Move> move(const Shapes& shapes, const Placements& now, size_t i, 
   if (!own || !other) return std::nullopt;
   // Boxes of a ragged shard and of a Shard must be parts of one tensor: what is left when mesh dim i is
   // whole.
-  if (to.is_ragged() && !ragged_fits(shapes, next, i)) return std::nullopt;
+  if (to.is_ragged() && ragged_numel(next, shapes.sizes, shapes.mesh) != to.bounds().back())
+    return std::nullopt;
   return Move{kind_of(now[i], to), *own, *other};
-}
-
-int64_t longest(const Placement& placement, const Sizes& whole, int64_t ranks) {
-  if (placement.is_shard()) return held_numel(placement, whole, ranks, 0);
-  int64_t result = 0;
-  for (int64_t r = 0; r < ranks; ++r) result = std::max(result, held_numel(placement, whole, ranks, r));
-  return result;
 }
 
 // Bytes that rank `rank` of the mesh dimension sends.
@@ -102,9 +85,9 @@ int64_t sent(const Move& move, const Sizes& whole, int64_t ranks, int64_t rank, 
   const auto element = static_cast<int64_t>(c10::elementSize(dtype));
   switch (move.kind) {
     case Kind::kAllGather:
-      return longest(move.from, whole, ranks) * (ranks - 1) * element;
+      return most_held(move.from, whole, ranks) * (ranks - 1) * element;
     case Kind::kReduceScatter:
-      return longest(move.to, whole, ranks) * (ranks - 1) * element;
+      return most_held(move.to, whole, ranks) * (ranks - 1) * element;
     case Kind::kAllReduce: {
       const int64_t parts = c10::isComplexType(dtype) ? 2 : 1;  // reduced as reals
       const auto numel = product(whole) * parts;
@@ -141,8 +124,7 @@ double cost_of(const Move& move, const Sizes& whole, int64_t ranks, c10::ScalarT
 RedistributeStep make_step(const SpecPtr& before, size_t i, const Placement& to, const Move& move) {
   auto next = before->placements();
   next[i] = to;
-  auto after =
-      std::make_shared<const DTensorSpec>(before->mesh(), std::move(next), before->sizes(), before->dtype());
+  auto after = with_placements(*before, std::move(next));
   return {move.kind, static_cast<int64_t>(i), before, std::move(after), move.from, move.to};
 }
 
@@ -280,11 +262,11 @@ std::string RedistributeStep::str() const {
   return std::string(kNames[static_cast<int>(kind)]) + " over mesh dim " + std::to_string(mesh_dim);
 }
 
-std::vector<RedistributeStep> possible_steps(const SpecPtr& spec, int64_t mesh_dim, const Placement& to) {
+std::optional<RedistributeStep> possible_step(const SpecPtr& spec, int64_t mesh_dim, const Placement& to) {
   const auto i = static_cast<size_t>(mesh_dim);
   const auto found = move({spec->sizes(), spec->mesh().shape()}, spec->placements(), i, to);
-  if (!found) return {};
-  return {make_step(spec, i, to, *found)};
+  if (!found) return std::nullopt;
+  return make_step(spec, i, to, *found);
 }
 
 double plan_cost(const RedistributePlan& plan) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,8 +49,8 @@ std::shared_ptr<const RedistributePlan> plan_redistribute(const SpecPtr& source,
 // The cost by which plans are compared: bytes of the busiest rank, plus one per collective. Pure numbers.
 double plan_cost(const RedistributePlan& plan);
 
-// Every step that may follow from `spec` by giving mesh_dim the placement `to`: one or none.
-std::vector<RedistributeStep> possible_steps(const SpecPtr& spec, int64_t mesh_dim, const Placement& to);
+// The step from `spec` that gives mesh_dim the placement `to`, if one will do.
+std::optional<RedistributeStep> possible_step(const SpecPtr& spec, int64_t mesh_dim, const Placement& to);
 
 // An estimate of the bytes that each rank sends for one mesh dimension, for choosing between rules.
 double redistribute_cost(const Placement& from, const Placement& to, double bytes, int64_t ranks);

@@ -98,11 +98,10 @@ bool nll_mean(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call
   copy[static_cast<size_t>(call.find("reduction"))] = static_cast<int64_t>(at::Reduction::Sum);
   rerun(op, copy);
   const auto& total = *dtensor_impl(copy[1].toTensor());
-  const Placements all(static_cast<size_t>(call.mesh.ndim()), Replicate());
+  const auto all = all_replicate(call.mesh);
   const auto& spec = *total.spec();
   const auto weight =
-      make_dtensor(redistribute_local(total.local(), total.spec(), all),
-                   std::make_shared<const DTensorSpec>(spec.mesh(), all, spec.sizes(), spec.dtype()));
+      make_dtensor(redistribute_local(total.local(), total.spec(), all), with_placements(spec, all));
   finish(op, stack, {copy[0].toTensor().div(weight), weight});
   return true;
 }

@@ -20,10 +20,6 @@ std::vector<int64_t> broadcast(const Call& call) {
   return sizes;
 }
 
-bool linear_op(const Placement& placement) {
-  return placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
-}
-
 void shards(const Call& call, int64_t mesh_dim, const std::vector<int64_t>& sizes, Proposal& proposal) {
   const auto dims = static_cast<int64_t>(sizes.size());
   std::vector<bool> seen(sizes.size(), false);
@@ -69,7 +65,7 @@ void partials(const Call& call, int64_t mesh_dim, Linear linear, Proposal& propo
   if (linear == Linear::kNo) return;
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto placement = call.inputs[i].at(mesh_dim);
-    if (!linear_op(placement)) continue;
+    if (!linear_partial(placement)) continue;
     if (linear == Linear::kUnary || linear == Linear::kAdd) {
       bool plain = false;
       for (const auto& input : call.inputs) plain |= !input.spec;

@@ -54,9 +54,7 @@ void sum(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   kept_dims(call, mesh_dim, proposal);
   const Reduced reduced(call);
   const auto placement = call.inputs[0].at(mesh_dim);
-  const bool linear =
-      placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
-  if (linear) proposal.strategies.push_back(uniform(call, placement, placement));
+  if (linear_partial(placement)) proposal.strategies.push_back(uniform(call, placement, placement));
   const bool gone = placement.is_shard() && reduced.dims[static_cast<size_t>(placement.dim())];
   const bool flat = (placement.is_ragged() || placement.is_strided()) && call.find("dim") < 0;
   if (gone || flat) proposal.strategies.push_back(uniform(call, placement, Partial()));
@@ -116,9 +114,7 @@ bool vector_norm(const c10::OperatorHandle& op, c10::Stack* stack, const Call& c
 void linear_sum(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   kept_dims(call, mesh_dim, proposal);
   const auto placement = call.inputs[0].at(mesh_dim);
-  if (placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg)) {
-    proposal.strategies.push_back(uniform(call, placement, placement));
-  }
+  if (linear_partial(placement)) proposal.strategies.push_back(uniform(call, placement, placement));
 }
 
 }  // namespace

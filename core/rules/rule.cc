@@ -37,6 +37,10 @@ int Call::input(const char* name) const {
 
 int64_t wrap_dim(int64_t dim, int64_t dims) { return dim < 0 ? dim + dims : dim; }
 
+bool linear_partial(const Placement& placement) {
+  return placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
+}
+
 Strategy uniform(const Call& call, const Placement& in, const Placement& out) {
   return {std::vector<Placement>(call.inputs.size(), in), {out}};
 }

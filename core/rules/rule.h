@@ -89,6 +89,8 @@ void add_random(Table& table);
 
 // Helpers.
 int64_t wrap_dim(int64_t dim, int64_t dims);
+// Partial(sum) or Partial(avg): passes through what is linear.
+bool linear_partial(const Placement& placement);
 Strategy uniform(const Call& call, const Placement& in, const Placement& out);
 // Applies `visit(d)` to each dim that some input is sharded on over mesh_dim, once.
 std::vector<int64_t> sharded_dims(const Call& call, int64_t mesh_dim);

@@ -1,14 +1,8 @@
 // Views by strides or of another type: a shard stays on the dims that they leave alone.
-#include <ATen/ops/as_strided.h>
-
 #include "core/rules/rule.h"
 
 namespace cleave::rules {
 namespace {
-
-bool linear_partial(const Placement& placement) {
-  return placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
-}
 
 // Sharded dim d of the input becomes to[d], or cannot stay when that is -1.
 void propose(const Call& call, int64_t mesh_dim, const std::vector<int64_t>& to, Proposal& proposal) {

@@ -6,10 +6,6 @@
 namespace cleave::rules {
 namespace {
 
-bool linear_partial(const Placement& placement) {
-  return placement.is_partial() && (placement.op() == ReduceOp::kSum || placement.op() == ReduceOp::kAvg);
-}
-
 // How many ranks cut dim `dim` of the first input together.
 int64_t cuts(const Call& call, int64_t dim) {
   int64_t result = 1;

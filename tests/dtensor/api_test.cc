@@ -1,6 +1,7 @@
 // What users call besides ops: making DTensors, taking them apart, looking at them.
 #include "core/distribute_module.h"
 #include "core/factories.h"
+#include "core/module_params.h"
 #include "core/param_fault.h"
 #include "tests/dtensor/support.h"
 
@@ -224,15 +225,7 @@ struct Net : torch::nn::Module {
     second = register_module("second", torch::nn::Linear(5, 3));
     register_module("tied", tied = torch::nn::Linear(torch::nn::LinearOptions(3, 5).bias(false)));
     tied->weight = first->weight;
-    registered(*tied)["weight"] = first->weight;
-  }
-  static torch::OrderedDict<std::string, at::Tensor>& registered(torch::nn::Module& module) {
-    struct Open : torch::nn::Module {
-      static torch::OrderedDict<std::string, at::Tensor>& of(torch::nn::Module& m) {
-        return m.*(&Open::parameters_);
-      }
-    };
-    return Open::of(module);
+    for (const auto& entry : collect_params(*tied)) entry.set(first->weight);
   }
   at::Tensor forward(const at::Tensor& x) {
     return second(at::relu(norm(first(x)))) + tied(x).sum(1, /*keepdim=*/true);

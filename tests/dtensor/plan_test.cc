@@ -51,8 +51,8 @@ void is_optimal(const DeviceMesh& mesh, std::vector<Placement> alphabet, const s
   for (size_t n = 0; n < nodes.size(); ++n) {
     for (int64_t i = 0; i < mesh.ndim(); ++i)
       for (const auto& placement : alphabet)
-        for (const auto& step : possible_steps(spec(mesh, nodes[n], sizes), i, placement))
-          edges[n].push_back({index.at(text(step.after->placements())), plan_cost({step})});
+        if (const auto step = possible_step(spec(mesh, nodes[n], sizes), i, placement))
+          edges[n].push_back({index.at(text(step->after->placements())), plan_cost({*step})});
   }
   for (size_t source = 0; source < nodes.size(); ++source) {
     std::vector<double> cheapest(nodes.size(), 1e300);
