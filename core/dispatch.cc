@@ -39,7 +39,10 @@ const rules::Table& table() {
                                {"matmul", rules::add_matmul},
                                {"view", rules::add_views},
                                {"strided view", rules::add_strided_views},
+                               {"along a dim", rules::add_along_dim},
                                {"normalisation", rules::add_normalisation},
+                               {"convolution", rules::add_convolution},
+                               {"scatter", rules::add_scatter},
                                {"lookup", rules::add_lookup},
                                {"loss", rules::add_losses},
                                {"attention", rules::add_attention},
@@ -477,7 +480,7 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   adopt_plain(args, schema.arguments().size());
   const auto call = read(schema, args);
   TORCH_CHECK(call.mesh.defined(), "cleave: ", schema.name(), " without a DTensor");
-  if (!resolved.rule || (resolved.rule->local && has_out(schema))) refuse(call);
+  if (!resolved.rule || (resolved.rule->local && !resolved.rule->propose && has_out(schema))) refuse(call);
   std::optional<ExplainedOp> explain;
   if (ExplainedOp::active()) explain_call(explain, call);
   if (resolved.rule->replace && resolved.rule->replace(op, stack, call)) return;
@@ -487,7 +490,7 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   const std::vector<c10::IValue> kept(stack->begin() + static_cast<int64_t>(base), stack->end());
   const Call held{schema, kept.data(), call.mesh, call.inputs};
   Localiser localiser(held, *decision, args);
-  if (resolved.rule->local) {
+  if (resolved.rule->local && !has_out(schema)) {
     resolved.rule->local(op, stack, held, output_spec(held, *decision, 0, nullptr));
   } else {
     op.callBoxed(stack);
@@ -513,7 +516,10 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
       value = written.at(in_place++);
     } else if (value.isTensor()) {
       const auto local = value.toTensor();
-      if (local.defined()) value = wrap(result, local);
+      if (local.defined())
+        value = wrap(result, local);
+      else
+        ++output;
     } else if (value.isTensorList()) {
       auto tensors = value.toTensorVector();
       for (auto& tensor : tensors) tensor = wrap(result, tensor);

@@ -1,4 +1,5 @@
-// Fused attention [batch, heads, tokens, features]: sharded by batch or by heads.
+// Fused attention [batch, heads, tokens, features]: sharded by batch, by heads, or (not causal) by the
+// query's tokens.
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -19,10 +20,20 @@ Strategy split(const Call& call, int64_t d, int mask) {
   return strategy;
 }
 
+// Every query needs all keys and values, whose gradients are then sums.
+Strategy by_query(const Call& call) {
+  auto strategy = split(call, 2, call.input("attn_mask"));
+  strategy.inputs[static_cast<size_t>(call.input("key"))] = Replicate();
+  strategy.inputs[static_cast<size_t>(call.input("value"))] = Replicate();
+  if (call.schema.returns().size() == 3) strategy.outputs = {Shard(2), Partial(), Partial()};
+  return strategy;
+}
+
 void propose(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   const auto& query = call.inputs[static_cast<size_t>(call.input("query"))];
   const auto& key = call.inputs[static_cast<size_t>(call.input("key"))];
   for (auto d : sharded_dims(call, mesh_dim)) {
+    if (d == 2 && !call.flag("is_causal")) proposal.strategies.push_back(by_query(call));
     const bool same_heads = query.sizes[1] == key.sizes[1];
     if (d == 0 || (d == 1 && same_heads))
       proposal.strategies.push_back(split(call, d, call.input("attn_mask")));

@@ -1,12 +1,9 @@
 // Losses. A mean is a global sum over a global count, never a mean of local means.
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/div.h>
-#include <ATen/ops/nll_loss_backward.h>
-#include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/where.h>
 
-#include "core/redistribute.h"
-#include "core/dtensor_impl.h"
-#include "core/rules/rule.h"
+#include "core/rules/compose.h"
 
 namespace cleave::rules {
 namespace {
@@ -20,20 +17,13 @@ bool sharded(const Call& call) {
   return false;
 }
 
-void rerun(const c10::OperatorHandle& op, c10::Stack& copy) { op.callBoxed(&copy); }
-
-c10::Stack arguments(const c10::OperatorHandle& op, const c10::Stack* stack) {
-  const auto count = static_cast<int64_t>(op.schema().arguments().size());
-  return {stack->end() - count, stack->end()};
-}
-
 // Elementwise losses: the values, then the reduction as an op of its own.
 bool elementwise(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
   const auto reduction = call.integer("reduction", 0);
   if (reduction == at::Reduction::None || call.find("out") >= 0) return false;
-  auto copy = arguments(op, stack);
+  auto copy = arguments_of(op, stack);
   copy[static_cast<size_t>(call.find("reduction"))] = static_cast<int64_t>(at::Reduction::None);
-  rerun(op, copy);
+  op.callBoxed(&copy);
   const auto values = copy[0].toTensor();
   finish(op, stack, {reduction == at::Reduction::Mean ? values.mean() : values.sum()});
   return true;
@@ -43,11 +33,11 @@ bool elementwise(const c10::OperatorHandle& op, c10::Stack* stack, const Call& c
 bool elementwise_backward(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
   if (call.integer("reduction", 0) != at::Reduction::Mean || !sharded(call) || call.find("grad_input") >= 0)
     return false;
-  auto copy = arguments(op, stack);
+  auto copy = arguments_of(op, stack);
   copy[static_cast<size_t>(call.find("reduction"))] = static_cast<int64_t>(at::Reduction::Sum);
   const auto count = std::max<int64_t>(copy[1].toTensor().numel(), 1);
   copy[0] = copy[0].toTensor().div(count);
-  rerun(op, copy);
+  op.callBoxed(&copy);
   finish(op, stack, {copy[0]});
   return true;
 }
@@ -89,19 +79,64 @@ void nll_forward(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   proposal.strategies.push_back(std::move(strategy));
 }
 
-bool nll_mean(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
+// A sharded class dim: the logits stay where they are, each row's own one is added up.
+struct ClassLoss {
+  int64_t dim;
+  at::Tensor target;  // with the class dim; -1 where it is ignored
+  at::Tensor scale;   // of each row: its class's weight, 0 where it is ignored
+
+  ClassLoss(const Call& call, const Input& input) : dim(input.dim() == 1 ? 0 : 1) {
+    const auto given = tensor(call, "target"), weight = tensor(call, "weight");
+    const auto ignored = given.eq(call.integer("ignore_index", -100));
+    target = given.masked_fill(ignored, -1).unsqueeze(dim);
+    const auto value = tensor(call, "self");
+    auto weights = weight.defined()
+                       ? weight.index_select(0, given.masked_fill(ignored, 0).view(-1)).view(given.sizes())
+                       : at::ones_like(given, value.scalar_type());
+    scale = weights.masked_fill(ignored, 0);
+  }
+};
+
+bool class_nll(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
+  const auto& input = call.inputs[0];
+  if (!splits(input, input.dim() == 1 ? 0 : 1) || call.find("output") >= 0) return false;
+  const ClassLoss loss(call, input);
+  const auto own = tensor(call, "self").gather(loss.dim, loss.target.clamp_min(0)).squeeze(loss.dim);
+  const auto values = own.masked_fill(loss.target.squeeze(loss.dim).lt(0), 0).mul(loss.scale).neg();
+  const auto reduction = call.integer("reduction", 0);
+  if (reduction == at::Reduction::None) {
+    finish(op, stack, {values, loss.scale.new_zeros({})});
+  } else {
+    const auto total = replicated(loss.scale.sum());
+    const auto sum = values.sum();
+    finish(op, stack, {reduction == at::Reduction::Mean ? sum.div(total) : sum, total});
+  }
+  return true;
+}
+
+bool class_nll_backward(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
+  const auto& input = call.inputs[1];
+  if (!splits(input, input.dim() == 1 ? 0 : 1) || call.find("grad_input") >= 0) return false;
+  const ClassLoss loss(call, input);
+  const auto value = tensor(call, "self");
+  auto gradient = tensor(call, "grad_output").mul(loss.scale).neg();
+  if (call.integer("reduction", 0) == at::Reduction::Mean)
+    gradient = gradient.div(tensor(call, "total_weight"));
+  const auto own = positions(value, loss.dim).eq(loss.target);
+  finish(op, stack, {at::where(own, gradient.unsqueeze(loss.dim), 0.0).to(value.scalar_type())});
+  return true;
+}
+
+bool nll(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call) {
+  if (class_nll(op, stack, call)) return true;
   if (call.integer("reduction", 0) != at::Reduction::Mean || call.inputs[0].dim() != 2 || !sharded(call) ||
       call.find("output") >= 0) {
     return false;
   }
-  auto copy = arguments(op, stack);
+  auto copy = arguments_of(op, stack);
   copy[static_cast<size_t>(call.find("reduction"))] = static_cast<int64_t>(at::Reduction::Sum);
-  rerun(op, copy);
-  const auto& total = *dtensor_impl(copy[1].toTensor());
-  const auto all = all_replicate(call.mesh);
-  const auto& spec = *total.spec();
-  const auto weight =
-      make_dtensor(redistribute_local(total.local(), total.spec(), all), with_placements(spec, all));
+  op.callBoxed(&copy);
+  const auto weight = replicated(copy[1].toTensor());
   finish(op, stack, {copy[0].toTensor().div(weight), weight});
   return true;
 }
@@ -128,8 +163,10 @@ void add_losses(Table& table) {
                            "binary_cross_entropy_backward", "soft_margin_loss_backward"}) {
     table[name] = {pointwise_none, nullptr, elementwise_backward};
   }
-  table["nll_loss_forward"] = {nll_forward, nullptr, nll_mean};
-  table["nll_loss_backward"] = {nll_backward, nullptr, nullptr};
+  table["nll_loss_forward"] = {nll_forward, nullptr, nll};
+  table["nll_loss_backward"] = {nll_backward, nullptr, class_nll_backward};
+  table["nll_loss2d_forward"] = {nullptr, nullptr, class_nll};
+  table["nll_loss2d_backward"] = {nullptr, nullptr, class_nll_backward};
 }
 
 }  // namespace cleave::rules
