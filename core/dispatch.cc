@@ -246,6 +246,8 @@ double cost(const Call& call, const rules::Strategy& strategy, int64_t mesh_dim)
     const auto& input = call.inputs[i];
     const auto from = input.at(mesh_dim);
     const auto& to = strategy.inputs[i];
+    // What is written in place is the output: it is held as the output is.
+    if (input.written && to != strategy.outputs[0]) return std::numeric_limits<double>::infinity();
     if (!input.spec) {
       if (!to.is_replicate()) return std::numeric_limits<double>::infinity();
       continue;

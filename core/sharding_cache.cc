@@ -35,6 +35,12 @@ void add(Key& key, const c10::IValue& value) {
     const auto list = value.toBoolList();
     key.insert(key.end(), {kList, static_cast<int64_t>(list.size())});
     for (const bool element : list) key.push_back(element);
+  } else if (value.isList() && !value.isTensorList() && !value.isDoubleList()) {
+    // Optional tensors: which are there.
+    const auto list = value.toListRef();
+    key.insert(key.end(), {kList, static_cast<int64_t>(list.size())});
+    for (const c10::IValue& element : list)
+      key.push_back(element.isTensor() && element.toTensor().defined() ? kPlain : kOther);
   } else {
     key.push_back(value.isNone() ? kOther : kPlain);
   }

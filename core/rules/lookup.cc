@@ -86,7 +86,7 @@ void index(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   std::vector<int64_t> shape;
   size_t next = 1, first = indexed.size(), last = 0;
   for (size_t d = 0; d < list.size(); ++d) {
-    if (!list[d].isTensor()) continue;
+    if (!list[d].isTensor() || !list[d].toTensor().defined()) continue;
     const auto dtype = list[d].toTensor().scalar_type();
     if (dtype == at::kBool || dtype == at::kByte || !call.inputs[next].spec)
       return;  // sizes depend on values
