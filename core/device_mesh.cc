@@ -101,6 +101,13 @@ ProcessGroupPtr DeviceMesh::group_ptr(int64_t dim) const {
   return state_->groups.at(static_cast<size_t>(dim));
 }
 
+void DeviceMesh::broadcast(const at::Tensor& value) const {
+  if (value.numel() == 0) return;
+  for (int64_t i = 0; i < ndim(); ++i) {
+    if (size(i) > 1) group(i).broadcast(value, 0).wait();
+  }
+}
+
 DeviceMesh DeviceMesh::operator[](std::string_view name) const {
   return (*this)[std::vector<std::string>{std::string(name)}];
 }

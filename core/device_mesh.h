@@ -42,6 +42,9 @@ class DeviceMesh {
   ProcessGroup& group() const;  // of a 1-D mesh
   ProcessGroupPtr group_ptr(int64_t dim) const;
 
+  // Overwrites `value` (contiguous) on all ranks with that of the first one. Collective over this mesh.
+  void broadcast(const at::Tensor& value) const;
+
   // The sub-mesh of one or several named dimensions that contains this rank.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;

@@ -31,9 +31,7 @@ at::Tensor distribute(const at::Tensor& tensor, const SpecPtr& spec) {
   const auto& mesh = spec->mesh();
   const bool trainable = tensor.requires_grad();
   auto value = tensor.detach().clone(at::MemoryFormat::Contiguous);
-  for (int64_t i = 0; i < mesh.ndim(); ++i) {
-    if (mesh.size(i) > 1 && value.numel() > 0) mesh.group(i).broadcast(value, 0).wait();
-  }
+  mesh.broadcast(value);
   auto result = distribute_tensor(value, mesh, spec->placements());
   // A slice keeps the whole alive.
   if (local_of(result).is_alias_of(value) && local_of(result).numel() != value.numel())

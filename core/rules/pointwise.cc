@@ -102,12 +102,13 @@ void divide(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   (rounds ? pointwise<Linear::kNo> : pointwise<Linear::kDiv>)(call, mesh_dim, proposal);
 }
 
-// Only a conversion to a floating type keeps sums.
+// Only a conversion to a floating type that is not narrower keeps sums: terms would be rounded one by one.
 void convert(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   const auto i = call.find("dtype");
-  const auto to = i >= 0 && call.args[i].isInt() ? static_cast<c10::ScalarType>(call.args[i].toInt())
-                                                 : call.inputs[0].spec->dtype();
-  const bool keeps = c10::isFloatingType(to) || to == call.inputs[0].spec->dtype();
+  const auto from = call.inputs[0].spec->dtype();
+  const auto to = i >= 0 && call.args[i].isInt() ? static_cast<c10::ScalarType>(call.args[i].toInt()) : from;
+  const bool keeps =
+      to == from || (c10::isFloatingType(to) && c10::elementSize(to) >= c10::elementSize(from));
   (keeps ? pointwise<Linear::kUnary> : pointwise<Linear::kNo>)(call, mesh_dim, proposal);
 }
 
