@@ -536,6 +536,9 @@ void register_all() {
       new torch::Library(torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__);
   fallback->fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
   static auto* const aten = new torch::Library(torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__);
+  static auto* const autograd = new torch::Library(torch::Library::IMPL, "aten",
+                                                   c10::DispatchKey::AutogradPrivateUse2, __FILE__, __LINE__);
+  autograd->impl("feature_dropout", TORCH_FN(rules::feature_dropout));
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) continue;

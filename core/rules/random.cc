@@ -110,6 +110,17 @@ bool dropout(const c10::OperatorHandle& op, c10::Stack* stack, const Call& call)
 
 }  // namespace
 
+at::Tensor feature_dropout(const at::Tensor& input, double p, bool train) {
+  TORCH_CHECK_VALUE(p >= 0 && p <= 1, "cleave: feature_dropout expects a probability from 0 to 1, got ", p);
+  TORCH_CHECK_VALUE(input.dim() >= 2, "cleave: feature_dropout expects at least 2 dims, got ", input.dim());
+  if (p == 0 || !train || input.numel() == 0) return input;
+  std::vector<int64_t> sizes(static_cast<size_t>(input.dim()), 1);
+  sizes[0] = input.size(0);
+  sizes[1] = input.size(1);
+  const auto noise = input.detach().new_empty(sizes).bernoulli_(1 - p);
+  return input.mul(p == 1 ? noise : noise.div_(1 - p));
+}
+
 void add_random(Table& table) {
   for (const auto* name :
        {"uniform", "normal", "bernoulli", "random", "exponential", "geometric", "cauchy", "log_normal",

@@ -90,6 +90,9 @@ void add_attention(Table& table);
 void add_factories(Table& table);
 void add_random(Table& table);
 
+// dropout2d and its like; ATen's own makes a plain tensor. For the autograd key.
+at::Tensor feature_dropout(const at::Tensor& input, double p, bool train);
+
 // Helpers.
 int64_t wrap_dim(int64_t dim, int64_t dims);
 // Partial(sum) or Partial(avg): passes through what is linear.

@@ -78,6 +78,7 @@ TEST(Random, Initialisers) {
 
 TEST(Random, Dropout) {
   same_everywhere({5, 3}, [](at::Tensor t) { return at::dropout(t, 0.4, true); });
+  same_everywhere({5, 4, 3}, [](at::Tensor t) { return at::feature_dropout(t, 0.4, true); });
   same_everywhere({5, 3}, [](at::Tensor t) { return at::alpha_dropout(t, 0.4, true); });
   same_everywhere({5, 3}, [](at::Tensor t) { return std::get<0>(at::native_dropout(t, 0.4, true)); });
   same_everywhere({5, 4}, [](at::Tensor t) {
