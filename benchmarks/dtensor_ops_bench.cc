@@ -89,6 +89,55 @@ void RedistributeToItself(benchmark::State& state) {
   unary(state, [](const at::Tensor& a) { return is_dtensor(a) ? redistribute(a, {Shard(0)}) : a; });
 }
 
+// Another shape in every call: each rule is asked anew. The plain op gets what the rank has.
+template <class Op>
+void new_shape(benchmark::State& state, Op op) {
+  torch::NoGradGuard no_grad;
+  static int64_t rows = 1;  // none comes twice
+  constexpr int kCalls = 100;
+  Paired paired;
+  for (auto _ : state) {
+    state.PauseTiming();
+    std::vector<at::Tensor> plain, spreads;
+    for (int i = 0; i < kCalls; ++i, rows += world().size()) {
+      spreads.push_back(spread(torch::randn({rows, 4}), Shard(0)));
+      plain.push_back(local_of(spreads.back()).clone());
+    }
+    state.ResumeTiming();
+    const auto time = [&](const std::vector<at::Tensor>& tensors) {
+      const auto start = std::chrono::steady_clock::now();
+      for (const auto& tensor : tensors) benchmark::DoNotOptimize(op(tensor));
+      const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+      return took.count() / kCalls;
+    };
+    paired.add(time(plain), time(spreads));
+  }
+  paired.report(state, "dtensor");
+}
+
+void AddNewShape(benchmark::State& state) {
+  new_shape(state, [](const at::Tensor& a) { return at::add(a, a); });
+}
+void MmNewShape(benchmark::State& state) {
+  static const at::Tensor plain = torch::randn({4, 4});
+  static const at::Tensor spread_out = spread(plain, Replicate());
+  new_shape(state, [&](const at::Tensor& a) { return at::mm(a, is_dtensor(a) ? spread_out : plain); });
+}
+void SoftmaxNewShape(benchmark::State& state) {
+  new_shape(state, [](const at::Tensor& a) { return at::softmax(a, -1); });
+}
+void SliceNewShape(
+    benchmark::State& state) {  // a redistribution that sends nothing: its plan is searched anew
+  new_shape(state, [](const at::Tensor& a) {
+    if (!is_dtensor(a)) return a;
+    const auto ones = distribute_tensor(local_of(a), mesh(), {Replicate()});
+    return redistribute(ones, {Shard(0)});
+  });
+}
+void ViewNewShape(benchmark::State& state) {
+  new_shape(state, [](const at::Tensor& a) { return a.view({-1, 2, 2}); });
+}
+
 BENCHMARK(Add)->Iterations(20)->Unit(benchmark::kMillisecond);
 BENCHMARK(Mul)->Iterations(20)->Unit(benchmark::kMillisecond);
 BENCHMARK(MulNumber)->Iterations(20)->Unit(benchmark::kMillisecond);
@@ -99,6 +148,11 @@ BENCHMARK(Detach)->Iterations(20)->Unit(benchmark::kMillisecond);
 BENCHMARK(AddInPlace)->Iterations(20)->Unit(benchmark::kMillisecond);
 BENCHMARK(Mm)->Iterations(20)->Unit(benchmark::kMillisecond);
 BENCHMARK(LinearForwardBackward)->Iterations(20)->Unit(benchmark::kMillisecond);
+BENCHMARK(AddNewShape)->Iterations(10)->Unit(benchmark::kMillisecond);
+BENCHMARK(MmNewShape)->Iterations(10)->Unit(benchmark::kMillisecond);
+BENCHMARK(SoftmaxNewShape)->Iterations(10)->Unit(benchmark::kMillisecond);
+BENCHMARK(SliceNewShape)->Iterations(10)->Unit(benchmark::kMillisecond);
+BENCHMARK(ViewNewShape)->Iterations(10)->Unit(benchmark::kMillisecond);
 BENCHMARK(RedistributeToItself)->Iterations(20)->Unit(benchmark::kMillisecond);
 
 }  // namespace

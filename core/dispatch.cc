@@ -471,6 +471,13 @@ void explain_call(std::optional<ExplainedOp>& op, const Call& call) {
   op.emplace(call.schema.name(), call.mesh, std::move(inputs));
 }
 
+void explain_results(ExplainedOp& op, const c10::FunctionSchema& schema, const c10::Stack& stack) {
+  for (auto i = stack.size() - schema.returns().size(); i < stack.size(); ++i) {
+    if (stack[i].isTensor() && is_dtensor(stack[i].toTensor()))
+      op.add_output(str(dtensor_impl(stack[i].toTensor())->spec()->placements()));
+  }
+}
+
 void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   const auto& schema = op.schema();
   const auto& resolved = resolve(op);
@@ -485,7 +492,10 @@ void run(const c10::OperatorHandle& op, c10::Stack* stack) {
   if (!resolved.rule || (resolved.rule->local && !resolved.rule->propose && has_out(schema))) refuse(call);
   std::optional<ExplainedOp> explain;
   if (ExplainedOp::active()) explain_call(explain, call);
-  if (resolved.rule->replace && resolved.rule->replace(op, stack, call)) return;
+  if (resolved.rule->replace && resolved.rule->replace(op, stack, call)) {
+    if (explain) explain_results(*explain, schema, *stack);
+    return;
+  }
 
   const auto decision = cached_decision(call, *resolved.rule, decide);
   // Keeps the arguments alive (call refers to them) and their storage apart from the stack's.

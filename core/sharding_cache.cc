@@ -9,7 +9,6 @@ namespace {
 using Key = absl::InlinedVector<int64_t, 48>;
 
 constexpr int64_t kPlain = -1, kNumber = -2, kList = -3, kOther = -4;
-constexpr size_t kMaxEntries = 1 << 14;
 
 void add(Key& key, const rules::Input& input) {
   key.push_back(input.arg);
@@ -46,18 +45,25 @@ void add(Key& key, const c10::IValue& value) {
   }
 }
 
+auto& decisions() {
+  thread_local absl::flat_hash_map<Key, std::shared_ptr<const Decision>> cache;
+  return cache;
+}
+
 }  // namespace
+
+size_t remembered_decisions() { return decisions().size(); }
 
 std::shared_ptr<const Decision> cached_decision(const rules::Call& call, const rules::Rule& rule,
                                                 Decide decide) {
-  thread_local absl::flat_hash_map<Key, std::shared_ptr<const Decision>> cache;
+  auto& cache = decisions();
   Key key{reinterpret_cast<int64_t>(&call.schema)};
   for (const auto& input : call.inputs) add(key, input);
   for (size_t i = 0; i < call.schema.arguments().size(); ++i) add(key, call.args[i]);
   const auto found = cache.find(key);
   if (found != cache.end()) return found->second;
   auto made = std::make_shared<const Decision>(decide(call, rule));
-  if (cache.size() >= kMaxEntries) cache.clear();
+  if (cache.size() >= kMaxDecisions) cache.clear();
   cache.emplace(std::move(key), made);
   return made;
 }

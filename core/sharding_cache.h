@@ -21,4 +21,8 @@ using Decide = Decision (*)(const rules::Call&, const rules::Rule&);
 std::shared_ptr<const Decision> cached_decision(const rules::Call& call, const rules::Rule& rule,
                                                 Decide decide);
 
+// The decisions that this thread remembers: kMaxDecisions at most, then it begins anew.
+inline constexpr size_t kMaxDecisions = 1 << 14;
+size_t remembered_decisions();
+
 }  // namespace cleave

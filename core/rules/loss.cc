@@ -1,4 +1,5 @@
 // Losses. A mean is a global sum over a global count, never a mean of local means.
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/where.h>
@@ -44,9 +45,7 @@ bool elementwise_backward(const c10::OperatorHandle& op, c10::Stack* stack, cons
 
 void pointwise_none(const Call& call, int64_t mesh_dim, Proposal& proposal) {
   std::vector<int64_t> sizes;
-  for (const auto& input : call.inputs) {
-    if (input.dim() >= static_cast<int64_t>(sizes.size())) sizes = input.sizes.vec();
-  }
+  for (const auto& input : call.inputs) sizes = at::infer_size(sizes, input.sizes);
   proposal.output_sizes = {sizes};
   for (auto d : sharded_dims(call, mesh_dim)) {
     auto strategy = uniform(call, Shard(d), Shard(d));

@@ -1,4 +1,5 @@
 // Each op family against plain tensors, forward and backward, in several layouts.
+#include "core/sharding_cache.h"
 #include "tests/dtensor/agrees.h"
 
 namespace cleave::test {
@@ -147,6 +148,14 @@ TEST(Rules, DeterministicOpsWithoutARuleRunOnTheWholeValue) {
   EXPECT_TRUE(is_dtensor(got_values));
   EXPECT_TRUE(at::equal(full_tensor(got_values), values));
   EXPECT_TRUE(at::equal(full_tensor(got_vectors), vectors));
+}
+
+// Shapes that never come again (sequence lengths, last batches) must not pile up.
+TEST(Rules, TheCacheIsBounded) {
+  const auto base = distribute_tensor(torch::zeros({2}), line(), {Replicate()});
+  for (int64_t n = 1; n <= static_cast<int64_t>(kMaxDecisions) + 1000; ++n) (void)base.new_empty({n});
+  EXPECT_LE(remembered_decisions(), kMaxDecisions);
+  EXPECT_GE(remembered_decisions(), size_t{900});
 }
 
 TEST(Rules, RefusesByName) {
