@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
 #include <array>
@@ -66,7 +67,10 @@ class Touched {
       for (auto* handler : handlers_) handler->unpin();
     }
   }
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // that of a handler that casts
+
   void add(FaultHandler* handler) {
+    if (handler->compute_dtype() != c10::ScalarType::Undefined) dtype = handler->compute_dtype();
     for (auto* known : handlers_) {
       if (known == handler) return;
     }
@@ -116,6 +120,29 @@ void substitute(c10::IValue& value) {
   }
 }
 
+// Mixed precision: what meets a parameter takes its dtype. Not what the op writes, nor running statistics,
+// which kernels write without saying so. A backward formula has its dtypes already; a forward that is run
+// again within a backward pass (activation checkpointing) records a graph.
+void cast_inputs(const std::vector<c10::Argument>& arguments, c10::ScalarType dtype, c10::IValue* values) {
+  if (torch::autograd::get_current_node() && !c10::GradMode::is_enabled()) return;
+  const auto cast = [&](const at::Tensor& tensor) {
+    const bool casts = tensor.defined() && tensor.is_floating_point() && tensor.scalar_type() != dtype &&
+                       !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return casts ? tensor.to(dtype) : tensor;
+  };
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto* alias = arguments[i].alias_info();
+    if ((alias && alias->isWrite()) || arguments[i].name().starts_with("running_")) continue;
+    if (values[i].isTensor()) {
+      values[i] = cast(values[i].toTensor());
+    } else if (values[i].isTensorList()) {
+      auto tensors = values[i].toTensorVector();
+      for (auto& tensor : tensors) tensor = cast(tensor);
+      values[i] = c10::List<at::Tensor>(tensors);
+    }
+  }
+}
+
 void fault(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const size_t base = stack->size() - arguments.size();
@@ -134,6 +161,8 @@ void fault(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* 
     }
   }
   c10::impl::ExcludeDispatchKeyGuard below(kFaultKey);
+  if (C10_UNLIKELY(touched.dtype != c10::ScalarType::Undefined))
+    cast_inputs(arguments, touched.dtype, stack->data() + base);
   if (C10_UNLIKELY(g_redirects)) return op.callBoxed(stack);  // the keys are those of the targets
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFaultKey), stack);
 }
@@ -162,9 +191,10 @@ void point_to(c10::StorageImpl* storage, void* memory, size_t nbytes, void* cont
 }  // namespace
 
 void FaultableParam::attach(const at::Tensor& param, FaultHandler* handler, int index,
-                            std::shared_ptr<void> keep_alive, const at::Tensor& sharded) {
+                            std::shared_ptr<void> keep_alive, const at::Tensor& sharded,
+                            caffe2::TypeMeta dtype) {
   ensure_registered();
-  nbytes_ = param.nbytes();
+  nbytes_ = static_cast<size_t>(param.numel()) * dtype.itemsize();
   auto make_storage = [&](void* context) {
     return c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), 0,
@@ -185,7 +215,7 @@ void FaultableParam::attach(const at::Tensor& param, FaultHandler* handler, int 
   point_to(storage_, nullptr, 0, context);
   auto* impl = param.unsafeGetTensorImpl();
   impl->set_storage_offset(0);
-  impl->set_storage_keep_dtype(c10::Storage(std::move(storage)));
+  impl->set_storage_and_dtype(c10::Storage(std::move(storage)), dtype);
   auto& keys = KeySetAccess::of(impl);
   keys = keys.add(kFaultKey);
 }

@@ -23,6 +23,9 @@ class FaultHandler {
  public:
   virtual ~FaultHandler() = default;
 
+  // What other floating-point tensors of an op are cast to; undefined: nothing is cast.
+  c10::ScalarType compute_dtype() const { return compute_dtype_; }
+
   // Whether every parameter is present, up to date, and this handler was the last one touched.
   bool ready() const {
     return *last_touched_ == this && present_ && seen_version_ == version_.current_version();
@@ -42,6 +45,7 @@ class FaultHandler {
  protected:
   FaultHandler** last_touched_ = nullptr;  // shared by the handlers of one schedule
   bool present_ = false;
+  c10::ScalarType compute_dtype_ = c10::ScalarType::Undefined;
   uint32_t seen_version_ = 0;     // of version_, when the memory was last brought up to date
   c10::VariableVersion version_;  // grows when the optimizer writes the shard
 };
@@ -49,10 +53,10 @@ class FaultHandler {
 // One parameter's faultable storage.
 class FaultableParam {
  public:
-  // Moves `param` (dense, contiguous) onto a new storage without memory and adds the key. The storage
-  // holds `keep_alive`. `sharded`: the tensor whose requires_grad flag rules.
+  // Moves `param` (dense, contiguous) onto a new storage without memory, makes it a tensor of `dtype` and
+  // adds the key. The storage holds `keep_alive`. `sharded`: the tensor whose requires_grad flag rules.
   void attach(const at::Tensor& param, FaultHandler* handler, int index, std::shared_ptr<void> keep_alive,
-              const at::Tensor& sharded);
+              const at::Tensor& sharded, caffe2::TypeMeta dtype);
   // The memory of the whole parameter; valid until clear_memory(). No allocation.
   void set_memory(void* memory);
   // Afterwards a raw data pointer is refused with the parameter's name.

@@ -3,6 +3,8 @@
 #include <absl/container/flat_hash_map.h>
 #include <absl/container/flat_hash_set.h>
 
+#include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "core/dtensor.h"
@@ -22,6 +24,17 @@ std::string local_error(const std::string& module, const DeviceMesh& mesh, const
     error << "strategy " << name(options.strategy) << " takes "
           << (hybrid ? "a 2-D mesh {replicate, shard} or a 1-D mesh" : "a 1-D mesh") << ", got " << mesh.str()
           << "; pass a slice such as mesh[\"" << mesh.dim_names().back() << "\"]";
+    return error.str();
+  }
+  for (const auto& dtype : {options.mixed_precision.param_dtype, options.mixed_precision.reduce_dtype}) {
+    if (dtype && !c10::isFloatingType(*dtype)) {
+      error << "mixed_precision takes floating-point dtypes, got " << c10::toString(*dtype);
+      return error.str();
+    }
+  }
+  if (const auto factor = options.gradient_divide_factor;
+      factor && !(*factor > 0 && std::isfinite(*factor))) {
+    error << "gradient_divide_factor must be above 0, got " << *factor;
     return error.str();
   }
   const at::Tensor* first = nullptr;
@@ -51,8 +64,13 @@ std::string local_error(const std::string& module, const DeviceMesh& mesh, const
 std::string digest(const std::string& module, const FullyShardOptions& options,
                    const std::vector<ParamEntry>& entries) {
   std::ostringstream text;
+  const auto dtype = [](const auto& value) { return value ? c10::toString(*value) : "own"; };
   text << module << " " << name(options.strategy) << " prefetch=" << options.prefetch
-       << " sync_module_states=" << options.sync_module_states;
+       << " sync_module_states=" << options.sync_module_states
+       << " param_dtype=" << dtype(options.mixed_precision.param_dtype)
+       << " reduce_dtype=" << dtype(options.mixed_precision.reduce_dtype)
+       << " cast_inputs=" << options.mixed_precision.cast_inputs
+       << " gradient_divide_factor=" << options.gradient_divide_factor.value_or(0);
   for (const auto& entry : entries) {
     text << "; " << entry.name << " " << entry.tensor().scalar_type() << entry.tensor().sizes();
   }
@@ -78,6 +96,11 @@ void agree_on_mesh(const DeviceMesh& mesh, const std::string& what, std::string 
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
   TORCH_CHECK(mesh.defined(), "cleave: fully_shard needs a mesh (see init_device_mesh)");
   std::vector<ParamEntry> entries = collect_params(module);
+  const auto ignored = [&](const at::Tensor& tensor) {
+    return std::any_of(options.ignored.begin(), options.ignored.end(),
+                       [&](const at::Tensor& each) { return each.is_same(tensor); });
+  };
+  std::erase_if(entries, [&](const ParamEntry& entry) { return ignored(entry.tensor()); });
 
   // Distinct tensors that no group has; what tied names share is taken once.
   std::vector<ParamEntry> fresh;
@@ -183,6 +206,7 @@ MemoryStats memory_stats(const torch::nn::Module& module) {
   MemoryStats stats;
   for (const auto& group : groups_or_throw(module, "memory_stats")) {
     stats.parameter_bytes += group->parameter_bytes();
+    stats.master_bytes += group->master_bytes();
     stats.gradient_bytes += group->gradient_bytes();
     stats.padded_bytes += group->padded_bytes();
     stats.largest_group_bytes = std::max(stats.largest_group_bytes, group->padded_bytes());

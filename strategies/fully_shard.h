@@ -15,6 +15,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,28 @@
 
 namespace cleave {
 
+// Dtypes of a group. The module's own dtype (as it comes to fully_shard) is that of the master copy: of the
+// shards in parameters(), of their gradients and of the optimizer's state.
+struct MixedPrecision {
+  // Of gathered parameters, and so of compute; unset: the own dtype. Members have it from fully_shard on.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  // Of whole gradients and of what is sent of them; unset: the own dtype, as PyTorch's FSDP2 does from 2.15
+  // on. FSDP1's rule is to set it to param_dtype. Micro-batches add up in it where a strategy keeps whole
+  // gradients, and in the own dtype where it reduces each (SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD).
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  // Floating-point tensors that meet a member in an op are cast to param_dtype, differentiably. What the op
+  // writes, and running statistics, are left alone.
+  bool cast_inputs = true;
+};
+
 struct FullyShardOptions {
   Strategy strategy = Strategy::FULL_SHARD;
+  MixedPrecision mixed_precision = {};
+  // What the sum of gradients over all ranks of the mesh is divided by; unset: the number of ranks (the
+  // mean). 1: the sum.
+  std::optional<double> gradient_divide_factor = std::nullopt;
+  // Parameters (of this module or its children) that stay as they are: whole, local, not reduced.
+  std::vector<at::Tensor> ignored = {};
   // Gather the next group of the recorded order while the current one computes.
   bool prefetch = true;
   // Start from the first rank's values, as DDP does: one broadcast of each group's flat buffer over the
@@ -76,11 +97,12 @@ void reset(torch::nn::Module& module);
 // Bytes this rank holds for a sharded module, by kind.
 struct MemoryStats {
   int64_t parameter_bytes = 0;       // shards, or whole parameters where the strategy keeps them
+  int64_t master_bytes = 0;          // shards of another dtype, kept beside whole parameters
   int64_t gradient_bytes = 0;        // persistent gradient buffers
   int64_t live_unsharded_bytes = 0;  // gathered now, beyond parameter_bytes
   int64_t peak_unsharded_bytes = 0;  // highest live_unsharded_bytes so far
   int64_t largest_group_bytes = 0;   // padded bytes of the largest group
-  int64_t padded_bytes = 0;          // Psi: padded bytes of all groups together
+  int64_t padded_bytes = 0;          // Psi: padded bytes of all groups together, as gathered
 };
 MemoryStats memory_stats(const torch::nn::Module& module);
 

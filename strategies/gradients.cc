@@ -35,16 +35,17 @@ void ParamGroup::begin_accumulation() {
 }
 
 void ParamGroup::write_gradient(Param& param, size_t index, const at::Tensor& grad) {
-  TORCH_CHECK(grad.scalar_type() == options_of_flat_.dtype().toScalarType(), "cleave: the gradient of '",
-              param.name, "' is ", grad.scalar_type(), ", the parameter ", options_of_flat_.dtype());
+  TORCH_CHECK(grad.dtype() == whole_options_.dtype(), "cleave: the gradient of '", param.name, "' is ",
+              grad.scalar_type(), ", the parameter ", whole_options_.dtype());
   // Earlier micro-batches wait in the whole buffer only where the strategy keeps it.
   const bool add = keeps_gradient_ && param.accumulated && reduced_holds_terms_;
   const int64_t offset = layout_.offsets[index];
   const int64_t numel = layout_.offsets[index + 1] - offset;
-  if (!add && grad.is_cpu() && grad.is_contiguous() && numel > 0) {
-    std::memcpy(
-        static_cast<char*>(gradient_.mutable_data_ptr()) + offset * static_cast<int64_t>(element_size_),
-        grad.const_data_ptr(), static_cast<size_t>(numel) * element_size_);
+  if (!add && grad.is_cpu() && grad.is_contiguous() && numel > 0 &&
+      grad.dtype() == gradient_options_.dtype()) {
+    const auto bytes = bytes_of(gradient_options_);
+    std::memcpy(static_cast<char*>(gradient_.mutable_data_ptr()) + offset * bytes, grad.const_data_ptr(),
+                static_cast<size_t>(numel * bytes));
     return;
   }
   at::Tensor target = gradient_.narrow(0, offset, numel).view(param.sizes);
@@ -65,7 +66,7 @@ void ParamGroup::gradient_arrived(int index) {
   member.mutable_grad().reset();
   if (!grad.defined()) return;
   if (!accumulating_) begin_accumulation();
-  if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, options_of_flat_);
+  if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, gradient_options_);
   TORCH_CHECK(
       !param.arrived, "cleave: parameter '", param.name,
       "' got two gradients in one backward pass; recomputing a part of the graph in its own backward is "
@@ -105,8 +106,9 @@ void ParamGroup::reduce() {
     if (replicated_) {
       shard_group_->all_reduce(gradient_, ReduceOp::kSum, scale).wait();
     } else {
-      shard_group_->reduce_scatter(reduced_, gradient_, ReduceOp::kSum, scale).wait();
+      shard_group_->reduce_scatter(own_range(gradient_), gradient_, ReduceOp::kSum, scale).wait();
     }
+    if (casts_gradients_) reduced_.copy_(own_range(gradient_));
   } else {
     reduce_shards();
     if (replica_group_ && !schedule_->sync_gradients) return;
@@ -121,10 +123,14 @@ void ParamGroup::reduce() {
 void ParamGroup::reduce_shards() {
   const double scale = replica_group_ ? 1.0 : scale_;
   at::Tensor whole = gradient_.narrow(0, 0, layout_.padded);
-  if (reduced_holds_terms_) {
-    at::Tensor chunk = whole.narrow(0, shard_rank() * layout_.shard, layout_.shard);
+  if (reduced_holds_terms_ || casts_gradients_) {
+    at::Tensor chunk = own_range(whole);
     shard_group_->reduce_scatter(chunk, whole, ReduceOp::kSum, scale).wait();
-    reduced_.add_(chunk);
+    if (reduced_holds_terms_) {
+      reduced_.add_(chunk);
+    } else {
+      reduced_.copy_(chunk);
+    }
   } else {
     shard_group_->reduce_scatter(reduced_, whole, ReduceOp::kSum, scale).wait();
   }

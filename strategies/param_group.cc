@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <cstring>
+#include <utility>
 
 #include "core/dtensor.h"
 #include "strategies/group_of_param.h"
@@ -25,9 +25,8 @@ ParamGroup::ParamGroup(const DeviceMesh& mesh, const FullyShardOptions& options,
   if (mesh.ndim() == 2 && mesh.size(0) > 1) replica_group_ = mesh.group_ptr(0);
   const bool alone = shard_group_->size() == 1;  // the shard is the whole
   keeps_whole_ = alone || zero_stage(options.strategy) < 3;
-  keeps_gradient_ = alone || zero_stage(options.strategy) < 2;
   replicated_ = options.strategy == Strategy::NO_SHARD;
-  scale_ = 1.0 / static_cast<double>(mesh.size());
+  scale_ = 1.0 / options.gradient_divide_factor.value_or(static_cast<double>(mesh.size()));
   last_touched_ = schedule_->last_touched();
   schedule_->add(this);
 }
@@ -44,10 +43,18 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
   const int64_t ranks = shard_group_->size();
   const int64_t rank = shard_group_->rank();
   layout_ = FlatLayout(numels, ranks, kShardAlign);
-  options_of_flat_ = members[0].options().requires_grad(false);
-  element_size_ = members[0].element_size();
+  shard_options_ = members[0].options().requires_grad(false);
+  const auto dtype = shard_options_.dtype().toScalarType();
+  const auto& precision = options_.mixed_precision;
+  whole_options_ = shard_options_.dtype(precision.param_dtype.value_or(dtype));
+  gradient_options_ = shard_options_.dtype(precision.reduce_dtype.value_or(dtype));
+  mixed_ = whole_options_.dtype() != shard_options_.dtype();
+  casts_gradients_ = gradient_options_.dtype() != shard_options_.dtype();
+  // A group of one keeps them, too, unless micro-batches would then add up in another dtype than with more
+  // ranks.
+  keeps_gradient_ = zero_stage(options_.strategy) < 2 || (ranks == 1 && !casts_gradients_);
 
-  at::Tensor whole = at::zeros({layout_.padded}, options_of_flat_);
+  at::Tensor whole = at::zeros({layout_.padded}, shard_options_);
   for (size_t i = 0; i < members.size(); ++i) {
     whole.narrow(0, layout_.offsets[i], numels[i]).copy_(members[i].detach().reshape(-1));
   }
@@ -55,23 +62,20 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
     shard_group_->broadcast(whole, 0).wait();
     if (replica_group_) replica_group_->broadcast(whole, 0).wait();
   }
-  at::Tensor own = whole.narrow(0, rank * layout_.shard, layout_.shard);
   if (keeps_whole_) {
-    whole_ = whole;
+    whole_ = whole.to(whole_options_);
     // Of the same memory, but with a version of its own: a gather into `whole` may grow that one's.
-    shard_ = (replicated_ ? whole : own).variable_data();
+    shard_ = mixed_ ? own_range(whole).clone() : own_range(whole).variable_data();
   } else {
-    shard_ = own.clone();
+    shard_ = own_range(whole).clone();
   }
-  if (keeps_gradient_) {
-    gradient_ = at::zeros({layout_.padded}, options_of_flat_);
-    reduced_ = replicated_ ? gradient_ : gradient_.narrow(0, rank * layout_.shard, layout_.shard);
-  } else {
-    reduced_ = at::zeros({layout_.shard}, options_of_flat_);
-  }
+  if (keeps_gradient_) gradient_ = at::zeros({layout_.padded}, gradient_options_);
+  reduced_ = keeps_gradient_ && !casts_gradients_
+                 ? own_range(gradient_)
+                 : at::zeros({replicated_ ? layout_.padded : layout_.shard}, shard_options_);
   version_ = shard_.unsafeGetTensorImpl()->version_counter();
+  if (mixed_ && precision.cast_inputs) compute_dtype_ = whole_options_.dtype().toScalarType();
 
-  const auto dtype = options_of_flat_.dtype().toScalarType();
   for (size_t i = 0; i < members.size(); ++i) {
     auto& param = params_.emplace_back();
     param.name = names[i];
@@ -80,8 +84,8 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
     Placements placements(static_cast<size_t>(mesh_.ndim()), Replicate());
     at::Tensor local, local_grad;
     if (replicated_) {
-      local = whole_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
-      local_grad = gradient_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
+      local = shard_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
+      local_grad = reduced_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
     } else {
       placements.back() = RaggedShard(layout_.bounds(i));
       const int64_t begin = layout_.shard_begin(i, rank);
@@ -95,8 +99,9 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
     param.sharded.set_requires_grad(members[i].requires_grad());
     param.sharded_grad = make_dtensor(local_grad, spec);
     attach_group(param.sharded, shared_from_this());
+    param.fault.attach(members[i], this, static_cast<int>(i), shared_from_this(), param.sharded,
+                       whole_options_.dtype());
     attach_gradient_hook(members[i], *this, static_cast<int>(i));
-    param.fault.attach(members[i], this, static_cast<int>(i), shared_from_this(), param.sharded);
     param.fault.set_name(param.name);
   }
   if (keeps_whole_) {
@@ -120,6 +125,7 @@ void ParamGroup::sync_requires_grad(int index) {
 }
 
 void ParamGroup::check_writable(int index, const char* op) const {
+  written_ = true;
   TORCH_CHECK(writers_ > 0, "cleave: ", op, " would write to parameter '",
               params_[static_cast<size_t>(index)].name, "', which is sharded over mesh ", mesh_.str(),
               ": the change would be lost. Write inside a cleave::Unshard scope, or to the DTensor of "
@@ -127,14 +133,24 @@ void ParamGroup::check_writable(int index, const char* op) const {
 }
 
 bool ParamGroup::up_to_date() const {
-  return state_ != State::kReleased && (replicated_ || seen_version_ == version_.current_version());
+  const bool same_memory = replicated_ && !mixed_;
+  return state_ != State::kReleased && (same_memory || seen_version_ == version_.current_version());
 }
 
 void ParamGroup::point_members() {
   auto* base = static_cast<char*>(whole_.mutable_data_ptr());
   for (size_t i = 0; i < params_.size(); ++i) {
-    params_[i].fault.set_memory(base + layout_.offsets[i] * static_cast<int64_t>(element_size_));
+    params_[i].fault.set_memory(base + layout_.offsets[i] * bytes_of(whole_options_));
   }
+}
+
+at::Tensor ParamGroup::own_range(const at::Tensor& flat) const {
+  return replicated_ ? flat.narrow(0, 0, layout_.padded)
+                     : flat.narrow(0, shard_rank() * layout_.shard, layout_.shard);
+}
+
+void ParamGroup::take_master() {
+  if (mixed_) own_range(whole_).copy_(shard_);
 }
 
 void ParamGroup::start_gather() {
@@ -142,13 +158,16 @@ void ParamGroup::start_gather() {
   c10::NoGradGuard no_grad;
   if (state_ == State::kGathering) finish_gather();
   if (!keeps_whole_ && state_ == State::kReleased) {
-    whole_ = schedule_->pool().acquire(layout_.padded, options_of_flat_);
+    whole_ = schedule_->pool().acquire(layout_.padded, whole_options_);
     schedule_->gathered(*this);
   }
   seen_version_ = version_.current_version();
   present_ = false;
   state_ = State::kGathering;
-  if (!replicated_) gather_ = shard_group_->all_gather(whole_.narrow(0, 0, layout_.padded), shard_);
+  take_master();
+  if (replicated_) return;
+  gather_ =
+      shard_group_->all_gather(whole_.narrow(0, 0, layout_.padded), mixed_ ? own_range(whole_) : shard_);
 }
 
 void ParamGroup::finish_gather() {
@@ -157,7 +176,7 @@ void ParamGroup::finish_gather() {
     return;
   }
   TORCH_INTERNAL_ASSERT(state_ == State::kGathering, "finish_gather on a released group");
-  gather_.wait();
+  if (!replicated_) gather_.wait();
   if (!keeps_whole_) point_members();
   state_ = State::kPresent;
   present_ = true;
@@ -175,21 +194,33 @@ void ParamGroup::release() {
 }
 
 void ParamGroup::end_write() {
-  if (--writers_ > 0 || keeps_whole_) return;
+  if (--writers_ > 0) return;
+  const bool written = std::exchange(written_, false);
+  if (keeps_whole_ && !mixed_) return;
   TORCH_INTERNAL_ASSERT(state_ == State::kPresent, "a group was released inside an Unshard scope");
   c10::NoGradGuard no_grad;
-  shard_.copy_(whole_.narrow(0, shard_rank() * layout_.shard, layout_.shard));
+  const auto own = own_range(whole_);
+  if (!mixed_) {
+    shard_.copy_(own);
+  } else if (written) {
+    // What was not written keeps the bits that the compute dtype lacks.
+    shard_.copy_(at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(shard_.scalar_type())));
+  }
   seen_version_ = version_.current_version();
 }
 
 int64_t ParamGroup::parameter_bytes() const {
-  const int64_t elements = keeps_whole_ ? layout_.padded : layout_.shard;
-  return elements * static_cast<int64_t>(element_size_);
+  return keeps_whole_ ? padded_bytes() : layout_.shard * bytes_of(shard_options_);
+}
+
+int64_t ParamGroup::master_bytes() const {
+  return keeps_whole_ && mixed_ ? shard_.numel() * bytes_of(shard_options_) : 0;
 }
 
 int64_t ParamGroup::gradient_bytes() const {
-  const int64_t elements = keeps_gradient_ ? layout_.padded : layout_.shard;
-  return elements * static_cast<int64_t>(element_size_);
+  int64_t bytes = keeps_gradient_ ? layout_.padded * bytes_of(gradient_options_) : 0;
+  if (!keeps_gradient_ || casts_gradients_) bytes += reduced_.numel() * bytes_of(shard_options_);
+  return bytes;
 }
 
 }  // namespace cleave

@@ -4,11 +4,15 @@
 //   member     module->weight, a view of the whole buffer; has memory only while the group is present
 //   whole      flat buffer of all members                P, kept by NO_SHARD, SHARD_OPTIMIZER and
 //                                                        SHARD_GRAD_OP; from the pool otherwise
-//   shard      this rank's range of the whole            P/N (inside `whole` where that is kept)
+//   shard      this rank's range of the whole            P/N (inside `whole` where that is kept and has the
+//                                                        same dtype; all of it with NO_SHARD)
 //   sharded    the DTensor of parameters(), a view of the shard: what the optimizer steps
 //   gradient   flat buffer of all members' gradients     P, kept by NO_SHARD and SHARD_OPTIMIZER; from
 //                                                        the pool, first to last gradient, otherwise
-//   reduced    this rank's range of the mean gradient    P/N (inside `gradient` where that is kept)
+//   reduced    this rank's range of the mean gradient    P/N (inside `gradient` where that is kept and has
+//   the
+//                                                        same dtype)
+// Members and `whole` have the compute dtype, `gradient` the reduce dtype, the rest the own dtype.
 //
 // Parameter states and their legal edges (others are internal errors):
 //   kReleased -> start_gather -> kGathering -> finish_gather -> kPresent -> release -> kReleased
@@ -75,8 +79,9 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void drop_unfinished();            // forget gradients of a pass that threw
   void drop_accumulated();           // and those of earlier micro-batches
 
-  int64_t padded_bytes() const { return layout_.padded * static_cast<int64_t>(element_size_); }
+  int64_t padded_bytes() const { return layout_.padded * bytes_of(whole_options_); }
   int64_t parameter_bytes() const;
+  int64_t master_bytes() const;  // of a shard that is kept beside the whole
   int64_t gradient_bytes() const;
   std::deque<Param>& params() { return params_; }
   const FlatLayout& layout() const { return layout_; }
@@ -94,6 +99,12 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void build(std::vector<std::string> names, std::vector<at::Tensor> members);
   void point_members();
   bool reduces_at_boundary() const { return keeps_gradient_; }
+  static int64_t bytes_of(const at::TensorOptions& options) {
+    return static_cast<int64_t>(options.dtype().itemsize());
+  }
+  // The own range of a flat buffer; all of it where every rank steps everything.
+  at::Tensor own_range(const at::Tensor& flat) const;
+  void take_master();  // the shard's values into the whole, in its dtype
   void write_gradient(Param& param, size_t index, const at::Tensor& grad);
   void begin_accumulation();
   void reduce();
@@ -107,19 +118,21 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   ProcessGroupPtr shard_group_, replica_group_;  // the latter null without replicas
   bool keeps_whole_ = false;
   bool keeps_gradient_ = false;
-  bool replicated_ = false;  // NO_SHARD: every rank steps everything
-  double scale_ = 1.0;       // 1 / ranks of the mesh: gradients are means
+  bool replicated_ = false;       // NO_SHARD: every rank steps everything
+  double scale_ = 1.0;            // 1 / the divide factor: 1 / ranks of the mesh unless the user gave one
+  bool mixed_ = false;            // the whole has another dtype than the shard
+  bool casts_gradients_ = false;  // so has the whole gradient
 
   FlatLayout layout_;
   std::deque<Param> params_;
-  at::TensorOptions options_of_flat_;
-  size_t element_size_ = 0;
+  at::TensorOptions whole_options_, gradient_options_, shard_options_;
   at::Tensor whole_, shard_, gradient_, reduced_;
   at::Tensor carry_;  // gradients that the user kept over a step, to be added to the next ones
   State state_ = State::kReleased;
   Work gather_;
   int pins_ = 0;
   int writers_ = 0;
+  mutable bool written_ = false;  // by an op, since the first of them
   int arrived_ = 0;
   bool accumulating_ = false;         // `gradient` or `reduced` holds earlier micro-batches
   bool reduced_holds_terms_ = false;  // of earlier micro-batches, not yet summed over replicas
