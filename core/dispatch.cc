@@ -417,7 +417,10 @@ SpecPtr make_output_spec(const Call& call, const Decision& decision, size_t k, c
   if (!decision.output_sizes.empty())
     sizes = decision.output_sizes[std::min(k, decision.output_sizes.size() - 1)];
   if (local) {
-    if (sizes.empty()) sizes = local->sizes().vec();
+    // A ragged shard is 1-D whatever the tensor is: no sizes are those of 0 dims.
+    const bool ragged = std::any_of(placements.begin(), placements.end(),
+                                    [](const Placement& placement) { return placement.is_ragged(); });
+    if (sizes.empty() && !ragged) sizes = local->sizes().vec();
     for (size_t d = 0; d < sizes.size(); ++d) {
       if (sizes[d] < 0) sizes[d] = local->size(static_cast<int64_t>(d));
     }

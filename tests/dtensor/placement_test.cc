@@ -66,5 +66,19 @@ TEST(DTensor, HasNoStorage) {
   EXPECT_ANY_THROW(make_dtensor(torch::zeros({99}), spec_ptr_of(tensor)));
 }
 
+// A scalar parameter of a sharded group: one rank has it, as one element of a range.
+TEST(Ragged, ScalarsStayScalars) {
+  std::vector<int64_t> bounds(static_cast<size_t>(world().size()) + 1, 1);
+  bounds[0] = 0;
+  const auto scalar = [&](float value) {
+    return distribute_tensor(torch::tensor(value), line(), {RaggedShard(bounds)}).detach().clone();
+  };
+  auto a = scalar(2);
+  EXPECT_EQ(a.dim(), 0);
+  a.mul_(0.5).add_(scalar(3), 2);
+  EXPECT_EQ(full_tensor(a).item<float>(), 7);
+  EXPECT_EQ(full_tensor(a.sqrt() * a.sqrt() + scalar(1)).dim(), 0);
+}
+
 }  // namespace
 }  // namespace cleave::test
