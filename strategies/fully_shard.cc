@@ -69,6 +69,7 @@ std::string digest(const std::string& module, const FullyShardOptions& options,
        << " sync_module_states=" << options.sync_module_states
        << " param_dtype=" << dtype(options.mixed_precision.param_dtype)
        << " reduce_dtype=" << dtype(options.mixed_precision.reduce_dtype)
+       << " agree_on_gradients=" << options.agree_on_gradients
        << " cast_inputs=" << options.mixed_precision.cast_inputs
        << " gradient_divide_factor=" << options.gradient_divide_factor.value_or(0);
   for (const auto& entry : entries) {
@@ -146,10 +147,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       owner = taken->shared_from_this();
     }
     for (auto& param : owner->params()) {
-      if (param.sharded.unsafeGetTensorImpl() == entry.impl()) {
-        param.name = entry.name;
-        param.fault.set_name(entry.name);
-      }
+      if (param.sharded.unsafeGetTensorImpl() == entry.impl()) owner->rename(param, entry.name);
     }
   }
 }

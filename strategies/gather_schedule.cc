@@ -17,6 +17,7 @@ constexpr size_t kNever = std::numeric_limits<size_t>::max();
 }  // namespace
 
 void GatherSchedule::enter(ParamGroup& group) {
+  if (last_touched_ == nullptr) refresh_kept();
   if (last_touched_ != &group) {
     last_touched_ = &group;
     if (recording_.size() < kLongestOrder) recording_.push_back(&group);
@@ -34,6 +35,13 @@ void GatherSchedule::enter(ParamGroup& group) {
   if (next == &group || next->up_to_date()) return;
   make_room(*next);
   if (next->keeps_whole() || live_.size() < kLiveGroups) next->start_gather();
+}
+
+// All of them, whatever this rank will use: so do the others.
+void GatherSchedule::refresh_kept() {
+  for (auto* group : groups()) {
+    if (group->keeps_whole() && !group->up_to_date()) group->start_gather();
+  }
 }
 
 void GatherSchedule::follow_order(const ParamGroup* group) {
@@ -92,9 +100,10 @@ void GatherSchedule::in_backward() {
   if (id == backward_id_) return;
   // An earlier pass that never reached its end threw: what it left must not mix with this one.
   if (backward_id_ != -1) {
-    for (auto* group : groups_) group->drop_unfinished();
+    for (auto* group : groups()) group->drop_unfinished();
   }
   backward_id_ = id;
+  reductions_.begin_pass();
   torch::autograd::Engine::get_default_engine().queue_callback([this, id] {
     if (backward_id_ == id) end_backward();
   });
@@ -102,7 +111,11 @@ void GatherSchedule::in_backward() {
 
 void GatherSchedule::end_backward() {
   backward_id_ = -1;
-  for (auto* group : groups_) group->finish_backward();
+  reductions_.end_pass();
+  end_iteration();
+}
+
+void GatherSchedule::end_iteration() {
   while (!live_.empty()) {
     const auto it = std::find_if(live_.begin(), live_.end(), [](auto* group) { return !group->pinned(); });
     if (it == live_.end()) break;
@@ -115,22 +128,24 @@ void GatherSchedule::end_backward() {
 }
 
 void GatherSchedule::reset() {
-  for (auto* group : groups_) group->drop_unfinished();
-  for (auto* group : groups_) group->drop_accumulated();
-  end_backward();
+  for (auto* group : groups()) group->drop_unfinished();
+  for (auto* group : groups()) group->drop_accumulated();
+  backward_id_ = -1;
+  reductions_.abandon_pass();
+  end_iteration();
   order_.clear();
 }
 
 void GatherSchedule::merge(GatherSchedule& other) {
   while (!other.live_.empty()) other.live_.back()->release();
-  groups_.insert(groups_.end(), other.groups_.begin(), other.groups_.end());
-  other.groups_.clear();
+  reductions_.merge(other.reductions_);
 }
 
-void GatherSchedule::add(ParamGroup* group) { groups_.push_back(group); }
+void GatherSchedule::add(ParamGroup* group) { reductions_.add(group); }
 
 void GatherSchedule::remove(ParamGroup* group) {
-  for (auto* list : {&groups_, &live_, &order_, &recording_}) {
+  reductions_.remove(group);
+  for (auto* list : {&live_, &order_, &recording_}) {
     list->erase(std::remove(list->begin(), list->end(), group), list->end());
   }
   if (last_touched_ == static_cast<FaultHandler*>(group)) last_touched_ = nullptr;

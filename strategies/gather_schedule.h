@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "strategies/buffer_pool.h"
+#include "strategies/reduce_order.h"
 
 namespace cleave {
 
@@ -29,7 +30,7 @@ class GatherSchedule {
 
   // A backward pass of the autograd engine reached a gradient of one of the groups.
   void in_backward();
-  // The end of a backward pass: reduces groups with missing gradients, releases everything.
+  // The end of a backward pass: reduces what is left, releases everything.
   void end_backward();
   // After an exception.
   void reset();
@@ -41,7 +42,8 @@ class GatherSchedule {
 
   FaultHandler** last_touched() { return &last_touched_; }
   BufferPool& pool() { return pool_; }
-  const std::vector<ParamGroup*>& groups() const { return groups_; }
+  ReduceOrder& reductions() { return reductions_; }
+  const std::vector<ParamGroup*>& groups() const { return reductions_.groups(); }
 
   bool sync_gradients = true;  // false inside a NoSync scope
   int64_t live_bytes = 0;      // of groups gathered beyond what their strategy keeps
@@ -52,8 +54,12 @@ class GatherSchedule {
   size_t next_use(const ParamGroup* group) const;  // distance in the recorded order
   void follow_order(const ParamGroup* group);
 
-  std::vector<ParamGroup*> groups_;  // in the order of fully_shard calls
-  std::vector<ParamGroup*> live_;    // sharded groups that are gathered, least recently used first
+  void end_iteration();
+  // At the first touch after a step: starts to bring the groups that are kept whole up to date.
+  void refresh_kept();
+
+  ReduceOrder reductions_;
+  std::vector<ParamGroup*> live_;  // sharded groups that are gathered, least recently used first
   std::vector<ParamGroup*> order_, recording_;
   size_t cursor_ = 0;  // the expected next touch in order_
   FaultHandler* last_touched_ = nullptr;

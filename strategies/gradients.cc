@@ -1,6 +1,7 @@
 // ParamGroup's gradient half: collect, reduce, publish. See param_group.h for the names.
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstring>
 
@@ -74,17 +75,53 @@ void ParamGroup::gradient_arrived(int index) {
   write_gradient(param, static_cast<size_t>(index), grad);
   param.arrived = true;
   param.accumulated = true;
-  if (++arrived_ == trainable()) reduce();
+  param.had_gradient = true;
+  if (++arrived_ == expected_) schedule_->reductions().completed(*this);
 }
 
-void ParamGroup::finish_backward() {
-  if (arrived_ == 0) return;
-  NoFaultGuard below;
-  c10::NoGradGuard no_grad;
-  reduce();
+void ParamGroup::expect_gradients(const std::unordered_set<torch::autograd::Node*>* nodes) {
+  expected_ = 0;
+  for (const auto& param : params_) {
+    if (!param.sharded.requires_grad() || !param.fault.alive()) continue;
+    const at::Tensor member(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member));
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(member);
+    expected_ += nodes == nullptr || nodes->contains(accumulator.get()) ? 1 : 0;
+  }
+}
+
+bool ParamGroup::communicates() const { return schedule_->sync_gradients || !reduces_at_boundary(); }
+
+void ParamGroup::finish_local() {
+  if (arrived_ > 0) reduce();
+}
+
+void ParamGroup::gradient_flags(std::vector<uint8_t>& flags) const {
+  for (const auto& param : params_) flags.push_back(param.had_gradient ? 1 : 0);
+}
+
+void ParamGroup::had_gradients(const uint8_t* flags, bool late) {
+  if (late) {
+    if (!accumulating_) begin_accumulation();
+    for (auto& param : params_) param.accumulated |= *flags++ != 0;
+    flags -= params_.size();
+    reduce();
+  }
+  for (auto& param : params_) {
+    param.had_gradient = false;
+    if (*flags++ == 0) continue;
+    if (accumulating_) {
+      param.accumulated = true;
+    } else {
+      param.sharded.mutable_grad() = param.sharded_grad;
+    }
+  }
 }
 
 void ParamGroup::reduce() {
+  NoFaultGuard below;
+  c10::NoGradGuard no_grad;
+  if (!accumulating_) begin_accumulation();
+  if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, gradient_options_);
   // What has no gradient in this pass contributes zeros (or, kept whole, what earlier ones left).
   const bool adds_up = keeps_gradient_ && reduced_holds_terms_;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -154,7 +191,7 @@ void ParamGroup::publish() {
 
 void ParamGroup::drop_unfinished() {
   for (auto& param : params_) {
-    param.arrived = false;
+    param.arrived = param.had_gradient = false;
     if (param.fault.alive()) {
       at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member)).mutable_grad().reset();
     }

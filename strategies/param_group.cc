@@ -78,7 +78,6 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
 
   for (size_t i = 0; i < members.size(); ++i) {
     auto& param = params_.emplace_back();
-    param.name = names[i];
     param.sizes = members[i].sizes().vec();
     param.member = members[i].unsafeGetTensorImpl();
     Placements placements(static_cast<size_t>(mesh_.ndim()), Replicate());
@@ -102,7 +101,7 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
     param.fault.attach(members[i], this, static_cast<int>(i), shared_from_this(), param.sharded,
                        whole_options_.dtype());
     attach_gradient_hook(members[i], *this, static_cast<int>(i));
-    param.fault.set_name(param.name);
+    rename(param, names[i]);
   }
   if (keeps_whole_) {
     point_members();
@@ -110,6 +109,13 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
     present_ = true;
     seen_version_ = version_.current_version();
   }
+}
+
+void ParamGroup::rename(Param& param, const std::string& name) {
+  param.name = name;
+  param.fault.set_name(name);
+  identity_ = 0;
+  for (const auto& each : params_) identity_ = identity_ * 31 + std::hash<std::string>()(each.name);
 }
 
 void ParamGroup::set_schedule(std::shared_ptr<GatherSchedule> schedule) {
@@ -166,6 +172,7 @@ void ParamGroup::start_gather() {
   state_ = State::kGathering;
   take_master();
   if (replicated_) return;
+  schedule_->reductions().gathering(*this);
   gather_ =
       shard_group_->all_gather(whole_.narrow(0, 0, layout_.padded), mixed_ ? own_range(whole_) : shard_);
 }

@@ -24,6 +24,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "core/device_mesh.h"
@@ -31,6 +32,10 @@
 #include "strategies/flat_layout.h"
 #include "strategies/fully_shard.h"
 #include "strategies/gather_schedule.h"
+
+namespace torch::autograd {
+struct Node;
+}
 
 namespace cleave {
 
@@ -43,8 +48,9 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
     c10::TensorImpl* member;  // not owned: valid while fault.alive()
     FaultableParam fault;
     std::vector<int64_t> sizes;
-    bool arrived = false;      // its gradient came in this backward pass
-    bool accumulated = false;  // its gradient is part of what will be published
+    bool arrived = false;       // its gradient came in this backward pass
+    bool accumulated = false;   // its gradient is part of what will be published
+    bool had_gradient = false;  // on this rank, since ranks last agreed
   };
 
   // Takes over `members` (contiguous, same dtype and device). Collective over the mesh.
@@ -75,15 +81,27 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
 
   // Gradients
   void gradient_arrived(int index);  // from autograd, after the member's grad() was accumulated
-  void finish_backward();            // reduces what arrived if the pass ended with some missing
-  void drop_unfinished();            // forget gradients of a pass that threw
-  void drop_accumulated();           // and those of earlier micro-batches
+  // A pass over these nodes begins (null: unknown): counts the gradients that will arrive.
+  void expect_gradients(const std::unordered_set<torch::autograd::Node*>* nodes);
+  bool complete() const { return arrived_ >= expected_; }
+  int trainable() const;
+  // Whether reduce() is collective in this pass; otherwise gradients wait for a later one.
+  bool communicates() const;
+  void reduce();        // what arrived, and zeros for what did not
+  void finish_local();  // a pass that doesn't communicate has ended
+  bool agrees_on_gradients() const { return options_.agree_on_gradients; }
+  void gradient_flags(std::vector<uint8_t>& flags) const;  // appends had_gradient of each parameter
+  // The parameters that had a gradient on any rank. late: the group was not reduced in this pass, and is now.
+  void had_gradients(const uint8_t* flags, bool late);
+  void drop_unfinished();   // forget gradients of a pass that threw
+  void drop_accumulated();  // and those of earlier micro-batches
 
   int64_t padded_bytes() const { return layout_.padded * bytes_of(whole_options_); }
   int64_t parameter_bytes() const;
   int64_t master_bytes() const;  // of a shard that is kept beside the whole
   int64_t gradient_bytes() const;
   std::deque<Param>& params() { return params_; }
+  void rename(Param& param, const std::string& name);
   const FlatLayout& layout() const { return layout_; }
   const at::Tensor& shard() const { return shard_; }
   const at::Tensor& reduced() const { return reduced_; }
@@ -92,6 +110,7 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void set_schedule(std::shared_ptr<GatherSchedule> schedule);
   const DeviceMesh& mesh() const { return mesh_; }
   Strategy strategy() const { return options_.strategy; }
+  uint64_t identity() const { return identity_; }  // the same on all ranks
 
  private:
   enum class State { kReleased, kGathering, kPresent };
@@ -107,10 +126,8 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void take_master();  // the shard's values into the whole, in its dtype
   void write_gradient(Param& param, size_t index, const at::Tensor& grad);
   void begin_accumulation();
-  void reduce();
   void reduce_shards();
   void publish();
-  int trainable() const;
 
   DeviceMesh mesh_;
   FullyShardOptions options_;
@@ -118,6 +135,7 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   ProcessGroupPtr shard_group_, replica_group_;  // the latter null without replicas
   bool keeps_whole_ = false;
   bool keeps_gradient_ = false;
+  uint64_t identity_ = 0;
   bool replicated_ = false;       // NO_SHARD: every rank steps everything
   double scale_ = 1.0;            // 1 / the divide factor: 1 / ranks of the mesh unless the user gave one
   bool mixed_ = false;            // the whole has another dtype than the shard
@@ -132,8 +150,8 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   Work gather_;
   int pins_ = 0;
   int writers_ = 0;
-  mutable bool written_ = false;  // by an op, since the first of them
-  int arrived_ = 0;
+  mutable bool written_ = false;      // by an op, since the first of them
+  int arrived_ = 0, expected_ = 0;    // gradients in this pass
   bool accumulating_ = false;         // `gradient` or `reduced` holds earlier micro-batches
   bool reduced_holds_terms_ = false;  // of earlier micro-batches, not yet summed over replicas
 };

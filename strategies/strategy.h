@@ -8,6 +8,7 @@
 //   FULL_SHARD       ZeRO-3  everything sharded                                  at most 3k
 //   HYBRID_SHARD     ZeRO-3 inside the last mesh dimension, replicated over the first:
 //                            3k inside, plus 2 * (R - 1) / R * Psi / N across R replicas
+// Each pass that reduces also sends a byte per parameter and 32 more, all-reduced (reduce_order.h).
 #pragma once
 
 #include <string>

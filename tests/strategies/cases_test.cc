@@ -211,6 +211,99 @@ TEST(Cases, RanksThatDifferAreRefusedEverywhere) {
   world().group()->barrier();
 }
 
+// Branches by rank parity, of different sizes and of the same. Gradients of a branch that a rank did not take
+// count as zero there. FULL_SHARD gathers what an op touches, so both branches are in one group with what all
+// ranks use.
+TEST_P(Cases, C33_AParameterUsedOnOneRankOnly) {
+  struct Branches : torch::nn::Module {
+    Branches() {
+      torch::manual_seed(9);
+      stem = register_module("stem", torch::nn::Linear(4, 3));
+      left = register_module("left", torch::nn::Linear(3, 2));
+      right = register_module("right", torch::nn::Linear(3, 2));
+      wide = register_module("wide", torch::nn::Linear(3, 5));
+      head = register_module("head", torch::nn::Linear(3, 3));
+    }
+    at::Tensor forward(const at::Tensor& x, int64_t branch) {
+      const auto h = torch::tanh(head(torch::tanh(stem(x))));
+      return (branch == 0 ? left(h) : branch == 1 ? right(h) : wide(h)).pow(2).sum();
+    }
+    torch::nn::Linear stem{nullptr}, left{nullptr}, right{nullptr}, wide{nullptr}, head{nullptr};
+  };
+  const bool gathers = zero_stage(GetParam()) == 3;
+  for (const int64_t other : {1, 2}) {
+    Branches model, plain;
+    const FullyShardOptions options{.strategy = GetParam()};
+    fully_shard(*model.head, line(), options);
+    if (!gathers) {
+      for (auto* layer : {&model.left, &model.right, &model.wide}) fully_shard(**layer, line(), options);
+    }
+    fully_shard(model, line(), options);
+    torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int64_t step = 0; step < 4; ++step) {
+      SCOPED_TRACE(testing::Message() << "branch 0 or " << other << ", step " << step);
+      const auto branch = [&](int64_t rank) { return (rank + step) % 2 == 0 || step == 3 ? 0 : other; };
+      optimizer.zero_grad();
+      model.forward(data(world().rank(), step), branch(world().rank())).backward();
+      plain.zero_grad();
+      for (int64_t rank = 0; rank < world().size(); ++rank)
+        plain.forward(data(rank, step), branch(rank)).backward();
+      for (size_t i = 0; i < plain.parameters().size(); ++i) {
+        const auto wanted = plain.parameters()[i].grad(), got = model.parameters()[i].grad();
+        ASSERT_EQ(got.defined(), wanted.defined()) << model.named_parameters().keys()[i];
+        if (got.defined()) expect_close(full_tensor(got) * world().size(), wanted);
+      }
+      const auto before = full_parameters(model);
+      optimizer.step();
+      at::NoGradGuard no_grad;
+      const auto now = full_parameters(model);
+      for (size_t i = 0; i < now.size(); ++i) plain.parameters()[i].copy_(now[i]);
+    }
+  }
+}
+
+// Groups of equal size of which each rank uses another one: their gathers would fit each other.
+TEST(Cases, C33_BranchesThatAreGatheredAreRefused) {
+  if (world().size() == 1) return;
+  Linears model;
+  const auto mesh = init_device_mesh(world(), {world().size()}, {"branches"});
+  torch::manual_seed(2);
+  const auto left = model.register_module("left", torch::nn::Linear(3, 3)),
+             right = model.register_module("right", torch::nn::Linear(3, 3));
+  for (const auto* layer : {&left, &right}) fully_shard(**layer, mesh);
+  fully_shard(model, mesh);
+  const auto h = torch::tanh(model.a(data(0)));
+  auto layer = world().rank() % 2 == 0 ? left : right;
+  const auto loss = layer->forward(h).sum();
+  try {
+    loss.backward();
+    FAIL() << "not noticed";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("gathered different groups"), std::string::npos) << error.what();
+  }
+}
+
+// A group that only an earlier micro-batch used is part of the step all the same.
+TEST_P(Cases, UsedInAnUnsyncedMicroBatchOnly) {
+  Linears model, plain;
+  shard_linears(model, GetParam());
+  const auto x = data(world().rank());
+  for (int64_t step = 0; step < 3; ++step) {
+    model.zero_grad();
+    {
+      const NoSync scope(model);
+      plain_loss(model, x).backward();
+    }
+    model.a(x).sum().backward();
+    const auto wanted = mean_gradients(
+        plain, [](Linears& m, const at::Tensor& y) { return plain_loss(m, y) + m.a(y).sum(); });
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      ASSERT_TRUE(model.parameters()[i].grad().defined()) << i;
+      expect_close(full_tensor(model.parameters()[i].grad()), wanted[i]);
+    }
+  }
+}
+
 TEST_P(Cases, FusedAdamWRefusesAReplacedGradient) {
   Linears model;
   shard_linears(model, GetParam());

@@ -49,6 +49,22 @@ inline DeviceMesh mesh_for(Strategy strategy, int64_t replicas) {
   return init_device_mesh(world(), {replicas, world().size() / replicas}, {"replicate", "shard"});
 }
 
+// What one rank sends in a pass to tell which parameters had gradients: a byte for each and 32 for what was
+// done in which order, all-reduced over each mesh dimension in equal chunks.
+inline int64_t agreement_bytes(const torch::nn::Module& module, const DeviceMesh& mesh) {
+  const auto parameters = static_cast<int64_t>(module.parameters().size());
+  const int64_t bytes = (parameters + 32 + mesh.size() - 1) / mesh.size() * mesh.size();
+  int64_t sent = 0;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) sent += 2 * bytes * (mesh.size(dim) - 1) / mesh.size(dim);
+  return sent;
+}
+
+inline int64_t wire_bytes(const DeviceMesh& mesh) {
+  int64_t bytes = 0;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes += mesh.group(dim).traffic().bytes();
+  return bytes;
+}
+
 inline void shard(Mlp& model, const DeviceMesh& mesh, const FullyShardOptions& options) {
   for (auto& layer : model.layers) fully_shard(*layer, mesh, options);
   fully_shard(model, mesh, options);

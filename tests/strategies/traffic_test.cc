@@ -7,14 +7,9 @@ namespace {
 struct StepCost {
   int64_t bytes;  // of this rank in one settled optimizer step
   MemoryStats memory;
+  int64_t agreement;   // what a pass sends beside the tensors
   int64_t last_group;  // padded bytes of the group kept between forward and backward
 };
-
-int64_t wire_bytes(const DeviceMesh& mesh) {
-  int64_t bytes = 0;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes += mesh.group(dim).traffic().bytes();
-  return bytes;
-}
 
 StepCost cost_of(Strategy strategy, int64_t micro_batches, const DeviceMesh& mesh = line()) {
   Mlp model;
@@ -32,7 +27,8 @@ StepCost cost_of(Strategy strategy, int64_t micro_batches, const DeviceMesh& mes
     optimizer.zero_grad();
     bytes = wire_bytes(mesh) - before;
   }
-  return {bytes, memory_stats(model), memory_stats(*model.layers[2]).padded_bytes};
+  return {bytes, memory_stats(model), agreement_bytes(model, mesh),
+          memory_stats(*model.layers[2]).padded_bytes};
 }
 
 int64_t share(int64_t bytes) { return bytes * (world().size() - 1) / world().size(); }
@@ -47,12 +43,13 @@ TEST_P(Traffic_, FollowsTheTable) {
                                  {Strategy::SHARD_OPTIMIZER, 2},
                                  {Strategy::SHARD_GRAD_OP, k + 1}}) {
     const StepCost got = cost_of(strategy, k);
-    EXPECT_EQ(got.bytes, units * share(got.memory.padded_bytes)) << name(strategy);
+    const int64_t passes = zero_stage(strategy) < 2 ? 1 : k;  // that reduce
+    EXPECT_EQ(got.bytes, units * share(got.memory.padded_bytes) + passes * got.agreement) << name(strategy);
   }
   // Every group is gathered twice and reduced once per micro-batch, but for the last layer, which is
   // still there when the backward begins: 3 Psi less its share.
   const StepCost full = cost_of(Strategy::FULL_SHARD, k);
-  EXPECT_EQ(full.bytes, k * share(3 * full.memory.padded_bytes - full.last_group));
+  EXPECT_EQ(full.bytes, k * (share(3 * full.memory.padded_bytes - full.last_group) + full.agreement));
 }
 
 // Inside a replica as FULL_SHARD; once a step, each rank's reduced shard is all-reduced over the replicas.
@@ -67,7 +64,8 @@ TEST_P(Traffic_, HybridAddsTheReplicas) {
     // Over all ranks, since the chunks of an all-reduce may differ by an element.
     at::Tensor total = at::full({1}, got.bytes, at::kLong);
     world().group()->all_reduce(total).wait();
-    EXPECT_EQ(total.item<int64_t>(), inside * world().size() + 2 * got.memory.padded_bytes * (replicas - 1))
+    EXPECT_EQ(total.item<int64_t>(), (inside + (shards == 1 ? 1 : k) * got.agreement) * world().size() +
+                                         2 * got.memory.padded_bytes * (replicas - 1))
         << replicas << " replicas of " << shards;
   }
 }
