@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 
 #include "strategies/param_group.h"
+#include "strategies/segment.h"
 
 namespace cleave {
 namespace {
@@ -14,12 +16,39 @@ namespace {
 constexpr size_t kLongestOrder = 1 << 14;  // evaluation loops never end an iteration
 constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
+// All schedules of the process.
+struct Registry {
+  std::mutex mutex;
+  std::vector<GatherSchedule*> all;
+};
+Registry& registry() {
+  static auto* const made = new Registry;
+  return *made;
+}
+
 }  // namespace
 
+GatherSchedule::GatherSchedule() {
+  const std::lock_guard lock(registry().mutex);
+  registry().all.push_back(this);
+}
+
+GatherSchedule::~GatherSchedule() {
+  const std::lock_guard lock(registry().mutex);
+  std::erase(registry().all, this);
+}
+
+void GatherSchedule::forget_last_touches() {
+  const std::lock_guard lock(registry().mutex);
+  for (auto* schedule : registry().all) schedule->last_touched_ = nullptr;
+}
+
 void GatherSchedule::enter(ParamGroup& group) {
-  if (last_touched_ == nullptr) refresh_kept();
-  if (last_touched_ != &group) {
-    last_touched_ = &group;
+  if (current_ == nullptr) refresh_kept();
+  if (auto* segment = Segment::recording()) segment->touched(group);
+  last_touched_ = &group;
+  if (current_ != &group) {
+    current_ = &group;
     if (recording_.size() < kLongestOrder) recording_.push_back(&group);
     follow_order(&group);
     const auto position = std::find(live_.begin(), live_.end(), &group);
@@ -70,7 +99,7 @@ void GatherSchedule::make_room(const ParamGroup& entering) {
     ParamGroup* victim = nullptr;
     size_t farthest = 0;
     for (auto* live : live_) {  // least recently used first, so it wins among equals
-      if (live == &entering || live == last_touched_ || live->pinned()) continue;
+      if (live == &entering || live == current_ || live->pinned()) continue;
       const size_t distance = next_use(live);
       if (victim == nullptr || distance > farthest) {
         victim = live;
@@ -96,6 +125,7 @@ void GatherSchedule::released(ParamGroup& group) {
 }
 
 void GatherSchedule::in_backward() {
+  if (Segment::rerunning()) return;  // a pass within the one that runs the segment
   const int id = torch::autograd::get_current_graph_task_id();
   if (id == backward_id_) return;
   // An earlier pass that never reached its end threw: what it left must not mix with this one.
@@ -124,6 +154,7 @@ void GatherSchedule::end_iteration() {
   order_.swap(recording_);
   recording_.clear();
   cursor_ = 0;
+  current_ = nullptr;
   last_touched_ = nullptr;
 }
 
@@ -149,6 +180,7 @@ void GatherSchedule::remove(ParamGroup* group) {
     list->erase(std::remove(list->begin(), list->end(), group), list->end());
   }
   if (last_touched_ == static_cast<FaultHandler*>(group)) last_touched_ = nullptr;
+  if (current_ == group) current_ = nullptr;
   cursor_ = std::min(cursor_, order_.size());
 }
 

@@ -30,6 +30,13 @@ class GatherSchedule {
 
   // A backward pass of the autograd engine reached a gradient of one of the groups.
   void in_backward();
+  // Of every schedule: the next op on a parameter comes to enter(), whatever group the last one used.
+  static void forget_last_touches();
+
+  GatherSchedule();
+  ~GatherSchedule();
+  GatherSchedule(const GatherSchedule&) = delete;
+  GatherSchedule& operator=(const GatherSchedule&) = delete;
   // The end of a backward pass: reduces what is left, releases everything.
   void end_backward();
   // After an exception.
@@ -61,9 +68,10 @@ class GatherSchedule {
   ReduceOrder reductions_;
   std::vector<ParamGroup*> live_;  // sharded groups that are gathered, least recently used first
   std::vector<ParamGroup*> order_, recording_;
-  size_t cursor_ = 0;  // the expected next touch in order_
-  FaultHandler* last_touched_ = nullptr;
-  int backward_id_ = -1;  // of the autograd engine's pass whose end we wait for
+  size_t cursor_ = 0;                     // the expected next touch in order_
+  ParamGroup* current_ = nullptr;         // the last one entered in this iteration
+  FaultHandler* last_touched_ = nullptr;  // the same, or null where enter() is to be called all the same
+  int backward_id_ = -1;                  // of the autograd engine's pass whose end we wait for
   BufferPool pool_;
 };
 

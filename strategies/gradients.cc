@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/dtensor.h"
 #include "strategies/param_group.h"
+#include "strategies/segment.h"
 
 namespace cleave {
 
@@ -39,7 +41,7 @@ void ParamGroup::write_gradient(Param& param, size_t index, const at::Tensor& gr
   TORCH_CHECK(grad.dtype() == whole_options_.dtype(), "cleave: the gradient of '", param.name, "' is ",
               grad.scalar_type(), ", the parameter ", whole_options_.dtype());
   // Earlier micro-batches wait in the whole buffer only where the strategy keeps it.
-  const bool add = keeps_gradient_ && param.accumulated && reduced_holds_terms_;
+  const bool add = param.arrived || (keeps_gradient_ && param.accumulated && reduced_holds_terms_);
   const int64_t offset = layout_.offsets[index];
   const int64_t numel = layout_.offsets[index + 1] - offset;
   if (!add && grad.is_cpu() && grad.is_contiguous() && numel > 0 &&
@@ -68,15 +70,18 @@ void ParamGroup::gradient_arrived(int index) {
   if (!grad.defined()) return;
   if (!accumulating_) begin_accumulation();
   if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, gradient_options_);
-  TORCH_CHECK(
-      !param.arrived, "cleave: parameter '", param.name,
-      "' got two gradients in one backward pass; recomputing a part of the graph in its own backward is "
-      "not supported");
   write_gradient(param, static_cast<size_t>(index), grad);
   param.arrived = true;
   param.accumulated = true;
-  param.had_gradient = true;
-  if (++arrived_ == expected_) schedule_->reductions().completed(*this);
+  param.flag = kUnreduced;
+  if (Segment::rerunning()) return;  // see end_segment()
+  ++arrived_;
+  if (arrived_ == expected_ && segments_ == 0) schedule_->reductions().completed(*this);
+}
+
+void ParamGroup::end_segment() {
+  if (segments_ == 0) return;  // of a pass before this one
+  if (--segments_ == 0 && arrived_ >= expected_) schedule_->reductions().completed(*this);
 }
 
 void ParamGroup::expect_gradients(const std::unordered_set<torch::autograd::Node*>* nodes) {
@@ -92,22 +97,23 @@ void ParamGroup::expect_gradients(const std::unordered_set<torch::autograd::Node
 bool ParamGroup::communicates() const { return schedule_->sync_gradients || !reduces_at_boundary(); }
 
 void ParamGroup::finish_local() {
-  if (arrived_ > 0) reduce();
+  const auto arrived = [](const Param& param) { return param.arrived; };
+  if (std::any_of(params_.begin(), params_.end(), arrived)) reduce();
 }
 
 void ParamGroup::gradient_flags(std::vector<uint8_t>& flags) const {
-  for (const auto& param : params_) flags.push_back(param.had_gradient ? 1 : 0);
+  for (const auto& param : params_) flags.push_back(param.flag);
 }
 
-void ParamGroup::had_gradients(const uint8_t* flags, bool late) {
-  if (late) {
+void ParamGroup::had_gradients(const uint8_t* flags) {
+  if (std::find(flags, flags + params_.size(), kUnreduced) != flags + params_.size()) {
     if (!accumulating_) begin_accumulation();
     for (auto& param : params_) param.accumulated |= *flags++ != 0;
     flags -= params_.size();
     reduce();
   }
   for (auto& param : params_) {
-    param.had_gradient = false;
+    param.flag = kNone;
     if (*flags++ == 0) continue;
     if (accumulating_) {
       param.accumulated = true;
@@ -130,6 +136,7 @@ void ParamGroup::reduce() {
       gradient_.narrow(0, layout_.offsets[i], layout_.offsets[i + 1] - layout_.offsets[i]).zero_();
     }
     param.arrived = false;
+    if (communicates() && param.flag == kUnreduced) param.flag = kReduced;
   }
   arrived_ = 0;
   if (layout_.padded > layout_.offsets.back()) {
@@ -191,7 +198,8 @@ void ParamGroup::publish() {
 
 void ParamGroup::drop_unfinished() {
   for (auto& param : params_) {
-    param.arrived = param.had_gradient = false;
+    param.arrived = false;
+    param.flag = kNone;
     if (param.fault.alive()) {
       at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(param.member)).mutable_grad().reset();
     }

@@ -41,6 +41,8 @@ namespace cleave {
 
 class ParamGroup final : public FaultHandler, public std::enable_shared_from_this<ParamGroup> {
  public:
+  // What ranks tell each other of a parameter's gradient.
+  enum Flag : uint8_t { kNone, kReduced, kUnreduced };
   struct Param {
     std::string name;
     at::Tensor sharded;       // the DTensor that parameters() yields
@@ -48,9 +50,9 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
     c10::TensorImpl* member;  // not owned: valid while fault.alive()
     FaultableParam fault;
     std::vector<int64_t> sizes;
-    bool arrived = false;       // its gradient came in this backward pass
-    bool accumulated = false;   // its gradient is part of what will be published
-    bool had_gradient = false;  // on this rank, since ranks last agreed
+    bool arrived = false;      // its gradient came in this backward pass
+    bool accumulated = false;  // its gradient is part of what will be published
+    Flag flag = kNone;         // on this rank, since ranks last agreed
   };
 
   // Takes over `members` (contiguous, same dtype and device). Collective over the mesh.
@@ -83,16 +85,21 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void gradient_arrived(int index);  // from autograd, after the member's grad() was accumulated
   // A pass over these nodes begins (null: unknown): counts the gradients that will arrive.
   void expect_gradients(const std::unordered_set<torch::autograd::Node*>* nodes);
-  bool complete() const { return arrived_ >= expected_; }
+  bool complete() const { return arrived_ >= expected_ && segments_ == 0; }
+  void add_segment() { ++segments_; }  // gradients will come when it is run again
+  void end_segment();
+  void forget_segments() { segments_ = 0; }  // of graphs that no pass has reached
   int trainable() const;
+  // Whether reduced gradients of earlier passes wait to be published, as on all ranks.
+  bool unpublished() const { return !reduces_at_boundary() && accumulating_; }
   // Whether reduce() is collective in this pass; otherwise gradients wait for a later one.
   bool communicates() const;
   void reduce();        // what arrived, and zeros for what did not
   void finish_local();  // a pass that doesn't communicate has ended
   bool agrees_on_gradients() const { return options_.agree_on_gradients; }
-  void gradient_flags(std::vector<uint8_t>& flags) const;  // appends had_gradient of each parameter
-  // The parameters that had a gradient on any rank. late: the group was not reduced in this pass, and is now.
-  void had_gradients(const uint8_t* flags, bool late);
+  void gradient_flags(std::vector<uint8_t>& flags) const;  // appends one for each parameter
+  // The parameters that had a gradient on any rank. The group is reduced now where one is not yet.
+  void had_gradients(const uint8_t* flags);
   void drop_unfinished();   // forget gradients of a pass that threw
   void drop_accumulated();  // and those of earlier micro-batches
 
@@ -151,7 +158,8 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   int pins_ = 0;
   int writers_ = 0;
   mutable bool written_ = false;      // by an op, since the first of them
-  int arrived_ = 0, expected_ = 0;    // gradients in this pass
+  int arrived_ = 0, expected_ = 0;    // gradients in this pass, of the graph that it runs over
+  int segments_ = 0;                  // whose run again is to come
   bool accumulating_ = false;         // `gradient` or `reduced` holds earlier micro-batches
   bool reduced_holds_terms_ = false;  // of earlier micro-batches, not yet summed over replicas
 };

@@ -57,6 +57,9 @@ void ReduceOrder::begin_pass() {
   if (!settled_) order_ = groups_;
   settled_ = true;
   std::erase_if(order_, [](ParamGroup* group) { return !group->communicates() || group->trainable() == 0; });
+  for (auto* group : groups_) {
+    if (group->communicates() && group->unpublished() && !contains(order_, group)) order_.push_back(group);
+  }
   completed_.clear();
   next_ = 0;
 }
@@ -87,6 +90,7 @@ void ReduceOrder::end_pass() {
 
 void ReduceOrder::abandon_pass() {
   for (auto& each : gathers_) each.hash = kNothing;
+  for (auto* group : groups_) group->forget_segments();
   completed_.clear();
   next_ = 0;
 }
@@ -151,7 +155,7 @@ void ReduceOrder::agree() {
       const bool any = std::any_of(next, next + count, [](uint8_t flag) { return flag != 0; });
       if (any) {
         used.push_back(group);
-        group->had_gradients(next, !contains(order_, group));
+        group->had_gradients(next);
       }
       next += count;
       erase(left, group);
