@@ -23,12 +23,6 @@ DeviceMesh mesh_for(Strategy strategy) {
   return init_device_mesh(world(), {2, ranks / 2}, {"replicate", "shard"});
 }
 
-int64_t wire_bytes(const DeviceMesh& mesh) {
-  int64_t bytes = 0;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes += mesh.group(dim).traffic().bytes();
-  return bytes;
-}
-
 void Step(benchmark::State& state, Strategy strategy, const std::string& preset) {
   const auto& [config, rows] = gpt::presets().at(preset);
   const auto mesh = mesh_for(strategy);
@@ -45,7 +39,7 @@ void Step(benchmark::State& state, Strategy strategy, const std::string& preset)
     optimizer.step();
   };
   for (int i = 0; i < 2; ++i) step();  // memory, and the order of gathers
-  const int64_t before = wire_bytes(mesh);
+  const int64_t before = mesh.wire_bytes();
   double best = 1e9;
   for (auto _ : state) {
     const auto start = std::chrono::steady_clock::now();
@@ -55,7 +49,7 @@ void Step(benchmark::State& state, Strategy strategy, const std::string& preset)
   const auto memory = memory_stats(*model);
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   state.counters["best_ms"] = best * 1e3;
-  state.counters["wire_MiB"] = mib(wire_bytes(mesh) - before) / static_cast<double>(state.iterations());
+  state.counters["wire_MiB"] = mib(mesh.wire_bytes() - before) / static_cast<double>(state.iterations());
   state.counters["held_MiB"] = mib(memory.parameter_bytes + memory.gradient_bytes);
   state.counters["peak_unsharded_MiB"] = mib(memory.peak_unsharded_bytes);
 }

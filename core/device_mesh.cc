@@ -101,6 +101,16 @@ ProcessGroupPtr DeviceMesh::group_ptr(int64_t dim) const {
   return state_->groups.at(static_cast<size_t>(dim));
 }
 
+int64_t DeviceMesh::wire_bytes() const {
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < ndim(); ++i) {
+    bool counted = false;  // dimensions of one rank may share a group
+    for (int64_t k = 0; k < i; ++k) counted |= &group(k) == &group(i);
+    if (!counted) bytes += group(i).traffic().bytes();
+  }
+  return bytes;
+}
+
 void DeviceMesh::broadcast(const at::Tensor& value) const {
   if (value.numel() == 0) return;
   for (int64_t i = 0; i < ndim(); ++i) {

@@ -38,6 +38,9 @@ class DeviceMesh {
   const std::vector<int>& ranks() const;  // world ranks of this sub-mesh, row-major
   const std::string& device() const;
 
+  // What this rank has sent through the mesh's groups so far.
+  int64_t wire_bytes() const;
+
   ProcessGroup& group(int64_t dim) const;
   ProcessGroup& group() const;  // of a 1-D mesh
   ProcessGroupPtr group_ptr(int64_t dim) const;

@@ -67,7 +67,7 @@ at::Tensor DecoderLMImpl::forward(const at::Tensor& tokens) {
   auto positions = at::arange(tokens.size(1), tokens.options()).unsqueeze(0);
   auto x = tok->forward(tokens) + pos->forward(positions);
   for (const auto& block : *blocks) {
-    x = static_cast<BlockImpl&>(*block).forward(x);
+    x = run_block(static_cast<BlockImpl&>(*block), x);
   }
   return head->forward(norm->forward(x));
 }

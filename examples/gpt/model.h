@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 
 namespace gpt {
 
@@ -55,6 +56,10 @@ class DecoderLMImpl : public torch::nn::Module {
   explicit DecoderLMImpl(const ModelConfig& config);
   // tokens: int64 [batch, at most seq]; returns logits [batch, length, vocab].
   at::Tensor forward(const at::Tensor& tokens);
+
+  // How forward() runs a block.
+  std::function<at::Tensor(BlockImpl&, const at::Tensor&)> run_block =
+      [](BlockImpl& block, const at::Tensor& x) { return block.forward(x); };
 
   torch::nn::Embedding tok, pos;
   torch::nn::ModuleList blocks;

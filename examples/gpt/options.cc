@@ -17,6 +17,11 @@ ABSL_FLAG(int64_t, replicas, 1, "copies of the sharded model (HYBRID_SHARD); rep
 ABSL_FLAG(std::string, backend, "auto", "auto, shm, gloo or nccl");
 ABSL_FLAG(std::string, device, "cpu", "cpu or cuda");
 ABSL_FLAG(bool, prefetch, true, "gather the next group while the current one computes");
+ABSL_FLAG(std::string, precision, "fp32",
+          "fp32 or bf16: compute in bfloat16, over float32 shards and gradients");
+ABSL_FLAG(bool, recompute, false,
+          "compute the activations of each block again in its backward, instead of keeping them");
+ABSL_FLAG(double, clip, 0, "scale gradients down to this norm; 0: leave them");
 ABSL_FLAG(std::string, preset, "", "text, tiny or base; default: text, with --synthetic base");
 ABSL_FLAG(int64_t, hidden, 0, "width; default: from --preset, as are the five below");
 ABSL_FLAG(int64_t, layers, 0, "blocks");
@@ -146,6 +151,13 @@ Options parse_options(int argc, char** argv) {
   options.backend = absl::GetFlag(FLAGS_backend);
   options.device = absl::GetFlag(FLAGS_device);
   options.prefetch = absl::GetFlag(FLAGS_prefetch);
+  const auto precision = absl::GetFlag(FLAGS_precision);
+  require(precision == "fp32" || precision == "bf16", "--precision=" + precision + ": expected fp32 or bf16");
+  options.bf16 = precision == "bf16";
+  options.recompute = absl::GetFlag(FLAGS_recompute);
+  require(options.strategy != "none" || !(options.bf16 || options.recompute),
+          "--precision=bf16 and --recompute are not for --strategy=none, the plain program");
+  override_with(options.clip, FLAGS_clip, "clip");
 
   options.synthetic = absl::GetFlag(FLAGS_synthetic);
   read_model(options);

@@ -23,6 +23,9 @@ struct Options {
   std::string backend;
   std::string device;
   bool prefetch = true;
+  bool bf16 = false;       // compute in bfloat16, over float32 shards
+  bool recompute = false;  // activations of each block, in its backward
+  double clip = 0;         // largest norm of the gradients; 0: not clipped
 
   std::string preset;
   ModelConfig model;

@@ -104,6 +104,28 @@ class Losses(unittest.TestCase):
                 self.assert_close(losses(2, strategy, "--accumulation=2"), PEERS["tiny"]["losses"])
 
 
+    def test_recomputing_changes_no_bit(self):
+        for strategy in STRATEGIES[:4]:
+            with self.subTest(strategy=strategy):
+                self.assertEqual(bits(2, strategy, "--recompute"), bits(2, strategy))
+
+    def test_bf16_gives_the_same_bits_and_follows_fp32(self):
+        expected = bits(2, "NO_SHARD", "--precision=bf16")
+        for strategy in STRATEGIES[1:4]:
+            with self.subTest(strategy=strategy):
+                self.assertEqual(bits(2, strategy, "--precision=bf16"), expected)
+        # bfloat16 has 8 bits: 2 ** -8 of each logit.
+        self.assert_close(expected[0], PEERS["tiny"]["losses"], 4e-3)
+
+    def test_clipping(self):
+        # Norms are sums of the same squares in another order.
+        expected = losses(2, "NO_SHARD", "--clip=0.1")
+        self.assertGreater(abs(expected[-1] - PEERS["tiny"]["losses"][-1]), 1e-4)
+        for strategy in STRATEGIES[1:]:
+            with self.subTest(strategy=strategy):
+                self.assert_close(losses(2, strategy, "--clip=0.1"), expected)
+
+
 SMALL = ("--hidden=32", "--layers=2", "--heads=2", "--seq=32", "--steps=6", "--sample_bytes=8")
 
 

@@ -115,9 +115,9 @@ TEST(Checkpoint, AddsOnlyTheGatherOfTheSecondRun) {
     shard(model, line(), {.strategy = Strategy::SHARD_GRAD_OP});
     int64_t sent = 0;
     for (int64_t step = 0; step < 3; ++step) {
-      const auto before = wire_bytes(line());
+      const auto before = line().wire_bytes();
       forward(model, batch(world().rank(), step), recompute).backward();
-      sent = wire_bytes(line()) - before;
+      sent = line().wire_bytes() - before;
     }
     return sent;
   };

@@ -85,11 +85,11 @@ TEST_P(Precision, HalfOfTheBytesAreSent) {
     optim::AdamW optimizer(model);
     int64_t bytes = 0;
     for (int64_t step = 0; step < 3; ++step) {
-      const auto before = wire_bytes(line());
+      const auto before = line().wire_bytes();
       loss_of(model, batch(world().rank(), step)).backward();
       optimizer.step();
       optimizer.zero_grad();
-      bytes = wire_bytes(line()) - before;
+      bytes = line().wire_bytes() - before;
     }
     return std::pair{bytes - agreement_bytes(model, line()), memory_stats(model)};
   };

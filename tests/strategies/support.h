@@ -59,12 +59,6 @@ inline int64_t agreement_bytes(const torch::nn::Module& module, const DeviceMesh
   return sent;
 }
 
-inline int64_t wire_bytes(const DeviceMesh& mesh) {
-  int64_t bytes = 0;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes += mesh.group(dim).traffic().bytes();
-  return bytes;
-}
-
 inline void shard(Mlp& model, const DeviceMesh& mesh, const FullyShardOptions& options) {
   for (auto& layer : model.layers) fully_shard(*layer, mesh, options);
   fully_shard(model, mesh, options);

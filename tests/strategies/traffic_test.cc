@@ -17,7 +17,7 @@ StepCost cost_of(Strategy strategy, int64_t micro_batches, const DeviceMesh& mes
   optim::AdamW optimizer(model, {.lr = 0.01});
   int64_t bytes = 0;
   for (int64_t step = 0; step < 3; ++step) {  // the first one has no recorded order yet
-    const int64_t before = wire_bytes(mesh);
+    const int64_t before = mesh.wire_bytes();
     for (int64_t micro = 0; micro < micro_batches; ++micro) {
       std::optional<NoSync> scope;
       if (micro + 1 < micro_batches) scope.emplace(model);
@@ -25,7 +25,7 @@ StepCost cost_of(Strategy strategy, int64_t micro_batches, const DeviceMesh& mes
     }
     optimizer.step();
     optimizer.zero_grad();
-    bytes = wire_bytes(mesh) - before;
+    bytes = mesh.wire_bytes() - before;
   }
   return {bytes, memory_stats(model), agreement_bytes(model, mesh),
           memory_stats(*model.layers[2]).padded_bytes};

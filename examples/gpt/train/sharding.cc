@@ -1,7 +1,6 @@
 #include "gpt/train/sharding.h"
 
-#include <set>
-
+#include "strategies/checkpoint.h"
 #include "strategies/fully_shard.h"
 #include "strategies/optim/adamw.h"
 
@@ -62,19 +61,15 @@ cleave::DeviceMesh make_mesh(const Options& options, const Ranks& ranks) {
 
 void shard(DecoderLMImpl& model, const cleave::DeviceMesh& mesh, const Options& options) {
   if (!mesh.defined()) return;
-  const cleave::FullyShardOptions how{.strategy = cleave::parse_strategy(options.strategy),
-                                      .prefetch = options.prefetch};
+  cleave::FullyShardOptions how{.strategy = cleave::parse_strategy(options.strategy),
+                                .prefetch = options.prefetch};
+  if (options.bf16) how.mixed_precision.param_dtype = at::kBFloat16;
   for (const auto& block : *model.blocks) cleave::fully_shard(*block, mesh, how);
   cleave::fully_shard(model, mesh, how);
-}
-
-int64_t wire_bytes(const cleave::DeviceMesh& mesh) {
-  if (!mesh.defined()) return 0;
-  std::set<const cleave::ProcessGroup*> groups;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) groups.insert(&mesh.group(dim));
-  int64_t bytes = 0;
-  for (const auto* group : groups) bytes += group->traffic().bytes();
-  return bytes;
+  if (!options.recompute) return;
+  model.run_block = [](BlockImpl& block, const at::Tensor& x) {
+    return cleave::checkpoint([&](const at::Tensor& h) { return block.forward(h); }, x);
+  };
 }
 
 std::unique_ptr<Optimizer> make_optimizer(DecoderLMImpl& model, const Options& options) {

@@ -19,9 +19,6 @@ cleave::DeviceMesh make_mesh(const Options& options, const Ranks& ranks);
 // Shards every block, then the rest. Does nothing without a mesh. Collective.
 void shard(DecoderLMImpl& model, const cleave::DeviceMesh& mesh, const Options& options);
 
-// Bytes that this rank has sent through the mesh so far.
-int64_t wire_bytes(const cleave::DeviceMesh& mesh);
-
 class Optimizer {
  public:
   virtual ~Optimizer() = default;

@@ -7,6 +7,7 @@
 #include "core/dtensor.h"
 #include "gpt/process_stats.h"
 #include "strategies/fully_shard.h"
+#include "strategies/optim/clip_grad_norm.h"
 
 namespace gpt {
 namespace {
@@ -46,7 +47,7 @@ double Trainer::micro_batch(const Batch& batch, bool last) {
   std::optional<cleave::NoSync> no_sync;
   if (!last && mesh_.defined()) no_sync.emplace(*model_);
   const auto [inputs, targets] = to_device(batch, ranks_.device());
-  auto loss = lm_loss(model_->forward(inputs), targets);
+  auto loss = lm_loss(model_->forward(inputs).to(at::kFloat), targets);
   if (options_.accumulation > 1) loss = loss / static_cast<double>(options_.accumulation);
   loss.backward();
   return loss.item<double>();
@@ -58,6 +59,7 @@ double Trainer::step(int64_t index, const Batches& batches) {
   for (int64_t i = 0; i < options_.accumulation; ++i) {
     loss += micro_batch(batches(index, i), i + 1 == options_.accumulation);
   }
+  if (options_.clip > 0) cleave::clip_grad_norm_(model_->parameters(), options_.clip);
   optimizer_->step(options_.schedule.at(index));
   return loss;
 }
@@ -68,13 +70,13 @@ void Trainer::train(const Batches& batches, Progress& progress,
   const auto tokens = options_.batch * options_.model.seq * options_.accumulation * ranks_.size();
   for (int64_t index = 0; index < options_.steps; ++index) {
     if (options_.synthetic) ranks_.barrier();  // as the peers do, so that a step's time is its own
-    const auto wire_before = wire_bytes(mesh_);
+    const auto wire_before = mesh_.defined() ? mesh_.wire_bytes() : 0;
     const auto start = Clock::now();
     const double cpu_start = cpu_seconds();
     losses_.push_back(step(index, batches));
     seconds_.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     cpu_seconds_.push_back(cpu_seconds() - cpu_start);
-    wire_bytes_ = wire_bytes(mesh_) - wire_before;
+    if (mesh_.defined()) wire_bytes_ = mesh_.wire_bytes() - wire_before;
     if (index == 0) time_to_first_step_s_ = seconds_since_start();
     progress.update({.loss = losses_.back(),
                      .lr = options_.schedule.at(index),
@@ -89,7 +91,7 @@ double Trainer::validate(const std::vector<Batch>& batches) {
   double sum = 0;
   for (const auto& batch : batches) {
     const auto [inputs, targets] = to_device(batch, ranks_.device());
-    sum += lm_loss(model_->forward(inputs), targets).item<double>();
+    sum += lm_loss(model_->forward(inputs).to(at::kFloat), targets).item<double>();
   }
   return ranks_.mean(sum / static_cast<double>(batches.size()));
 }
