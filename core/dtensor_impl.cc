@@ -52,6 +52,10 @@ void DTensorImpl::become(const DTensorImpl& other) {
   set_sizes_contiguous(spec_->sizes());
 }
 
+void become(const at::Tensor& tensor, const at::Tensor& other) {
+  static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl())->become(*dtensor_impl(other));
+}
+
 void check_writable(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
   TORCH_CHECK(
       !dtensor_impl(tensor)->is_moved_view(), "cleave: ", schema.name(), " writes to a view ",

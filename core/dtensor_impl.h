@@ -56,6 +56,9 @@ inline const DTensorImpl* dtensor_impl(const at::Tensor& tensor) {
   return static_cast<const DTensorImpl*>(tensor.unsafeGetTensorImpl());
 }
 
+// dtensor_impl(tensor)->become() for a tensor that is held as such.
+void become(const at::Tensor& tensor, const at::Tensor& other);
+
 // Throws when the op may not write to `tensor`: a view for which data had to move has memory of its own.
 void check_writable(const c10::FunctionSchema& schema, const at::Tensor& tensor);
 

@@ -34,6 +34,7 @@ class Work {
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
   // Returns when the result may be used (CUDA: by the current stream). Throws what the collective
   // threw. May be called again.
+  bool pending() const { return state_ != nullptr; }  // wait() has something to wait for
   void wait() {
     if (state_) {
       state_->wait();

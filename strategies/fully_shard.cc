@@ -19,11 +19,14 @@ namespace {
 std::string local_error(const std::string& module, const DeviceMesh& mesh, const FullyShardOptions& options,
                         const std::vector<ParamEntry>& entries) {
   std::ostringstream error;
-  const bool hybrid = options.strategy == Strategy::HYBRID_SHARD;
-  if (mesh.ndim() != 1 && !(hybrid && mesh.ndim() == 2)) {
-    error << "strategy " << name(options.strategy) << " takes "
-          << (hybrid ? "a 2-D mesh {replicate, shard} or a 1-D mesh" : "a 1-D mesh") << ", got " << mesh.str()
+  if (mesh.ndim() > 2) {
+    error << "expected a 1-D mesh or a 2-D one, {replicate, shard}, got " << mesh.str()
           << "; pass a slice such as mesh[\"" << mesh.dim_names().back() << "\"]";
+    return error.str();
+  }
+  if (options.strategy == Strategy::NO_SHARD && options.accumulation == Accumulation::REDUCE_SCATTERED) {
+    error << "NO_SHARD has no shards to add up in: accumulation must be UNSYNCED or REDUCED, got "
+             "REDUCE_SCATTERED";
     return error.str();
   }
   for (const auto& dtype : {options.mixed_precision.param_dtype, options.mixed_precision.reduce_dtype}) {
@@ -37,7 +40,6 @@ std::string local_error(const std::string& module, const DeviceMesh& mesh, const
     error << "gradient_divide_factor must be above 0, got " << *factor;
     return error.str();
   }
-  const at::Tensor* first = nullptr;
   for (const auto& entry : entries) {
     const auto& tensor = entry.tensor();
     const std::string what = "parameter '" + entry.name + "' of " + module;
@@ -50,30 +52,67 @@ std::string local_error(const std::string& module, const DeviceMesh& mesh, const
       error << what << " is on " << tensor.device() << ", the mesh on " << mesh.device();
     } else if (is_dtensor(tensor)) {
       error << what << " is a DTensor already, but of no fully_shard group";
-    } else if (first != nullptr && tensor.scalar_type() != first->scalar_type()) {
-      error << what << " is " << tensor.scalar_type() << ", but '" << entries[0].name
-            << "' of the same group is " << first->scalar_type()
-            << "; give modules of different dtypes to fully_shard of their own";
     }
     if (!error.str().empty()) break;
-    if (first == nullptr) first = &tensor;
   }
   return error.str();
 }
 
-std::string digest(const std::string& module, const FullyShardOptions& options,
-                   const std::vector<ParamEntry>& entries) {
-  std::ostringstream text;
+std::string text_of(const MixedPrecision& precision) {
   const auto dtype = [](const auto& value) { return value ? c10::toString(*value) : "own"; };
-  text << module << " " << name(options.strategy) << " prefetch=" << options.prefetch
-       << " sync_module_states=" << options.sync_module_states
-       << " param_dtype=" << dtype(options.mixed_precision.param_dtype)
-       << " reduce_dtype=" << dtype(options.mixed_precision.reduce_dtype)
-       << " agree_on_gradients=" << options.agree_on_gradients
-       << " cast_inputs=" << options.mixed_precision.cast_inputs
-       << " gradient_divide_factor=" << options.gradient_divide_factor.value_or(0);
+  std::ostringstream text;
+  text << "param_dtype=" << dtype(precision.param_dtype) << " reduce_dtype=" << dtype(precision.reduce_dtype)
+       << " cast_inputs=" << precision.cast_inputs;
+  return text.str();
+}
+
+// The parameters of one group and their options.
+struct Part {
+  FullyShardOptions options;
+  std::vector<ParamEntry> entries;
+};
+
+std::vector<Part> parts_of(const std::vector<ParamEntry>& entries, const FullyShardOptions& options) {
+  std::vector<Part> parts;
   for (const auto& entry : entries) {
-    text << "; " << entry.name << " " << entry.tensor().scalar_type() << entry.tensor().sizes();
+    FullyShardOptions own = options;
+    if (options.policy) {
+      const auto policy = options.policy(entry.name, entry.tensor());
+      if (policy.mixed_precision) own.mixed_precision = *policy.mixed_precision;
+    }
+    if (zero_stage(own.strategy) == 3 && entry.tensor().numel() <= options.persistence_threshold) {
+      own.strategy = Strategy::SHARD_GRAD_OP;
+    }
+    const auto found = std::find_if(parts.begin(), parts.end(), [&](const Part& part) {
+      return part.entries[0].tensor().scalar_type() == entry.tensor().scalar_type() &&
+             part.options.strategy == own.strategy &&
+             text_of(part.options.mixed_precision) == text_of(own.mixed_precision);
+    });
+    if (found == parts.end()) {
+      parts.push_back({std::move(own), {entry}});
+    } else {
+      found->entries.push_back(entry);
+    }
+  }
+  return parts;
+}
+
+std::string digest(const std::string& module, const FullyShardOptions& options,
+                   const std::vector<Part>& parts) {
+  std::ostringstream text;
+  text << module << " " << name(options.strategy) << " prefetch=" << options.prefetch
+       << " sync_module_states=" << options.sync_module_states << " " << text_of(options.mixed_precision)
+       << " agree_on_gradients=" << options.agree_on_gradients
+       << " accumulation=" << (options.accumulation ? static_cast<int>(*options.accumulation) : -1)
+       << " reshard_after_forward=" << options.reshard_after_forward
+       << " persistence_threshold=" << options.persistence_threshold
+       << " max_live_parameters=" << options.max_live_parameters
+       << " gradient_divide_factor=" << options.gradient_divide_factor.value_or(0);
+  for (const auto& part : parts) {
+    text << "; [" << name(part.options.strategy) << " " << text_of(part.options.mixed_precision) << "]";
+    for (const auto& entry : part.entries) {
+      text << "; " << entry.name << " " << entry.tensor().scalar_type() << entry.tensor().sizes();
+    }
   }
   return text.str();
 }
@@ -94,9 +133,11 @@ void agree_on_mesh(const DeviceMesh& mesh, const std::string& what, std::string 
 
 }  // namespace
 
-void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  TORCH_CHECK(mesh.defined(), "cleave: fully_shard needs a mesh (see init_device_mesh)");
-  std::vector<ParamEntry> entries = collect_params(module);
+namespace {
+
+void shard_modules(const std::vector<torch::nn::Module*>& modules, const std::string& module,
+                   std::vector<ParamEntry> entries, const DeviceMesh& mesh,
+                   const FullyShardOptions& options) {
   const auto ignored = [&](const at::Tensor& tensor) {
     return std::any_of(options.ignored.begin(), options.ignored.end(),
                        [&](const at::Tensor& each) { return each.is_same(tensor); });
@@ -114,12 +155,21 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       fresh.push_back(entry);
     }
   }
-  const std::string error = local_error(module.name(), mesh, options, fresh);
-  agree_on_mesh(mesh, "fully_shard(" + module.name() + ")",
-                error.empty() ? "" : "fully_shard(" + module.name() + "): " + error,
-                digest(module.name(), options, fresh));
+  const std::string what = "fully_shard(" + module + ")";
+  std::string error = local_error(module, mesh, options, fresh);
+  std::vector<Part> parts;
+  try {
+    parts = parts_of(fresh, options);
+    for (const auto& part : parts) {
+      if (error.empty()) error = local_error(module, mesh, part.options, part.entries);
+    }
+  } catch (const std::exception& e) {
+    error = std::string("the policy threw: ") + e.what();
+  }
+  agree_on_mesh(mesh, what, error.empty() ? "" : what + ": " + error, digest(module, options, parts));
 
   auto schedule = std::make_shared<GatherSchedule>();
+  schedule->limit_live_parameters(options.max_live_parameters);
   for (const auto& group : below) {
     if (group->schedule() == schedule) continue;
     auto old = group->schedule();
@@ -127,15 +177,18 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
     schedule->merge(*old);
     for (auto* member : moved) member->set_schedule(schedule);
   }
-  std::shared_ptr<ParamGroup> group;
-  if (!fresh.empty()) {
+  const auto unit = std::make_shared<ShardUnit>();
+  unit->modules.assign(modules.begin(), modules.end());
+  std::vector<std::shared_ptr<ParamGroup>> made;  // keeps them until a parameter does
+  for (const auto& part : parts) {
     std::vector<std::string> names;
     std::vector<at::Tensor> members;
-    for (const auto& entry : fresh) {
+    for (const auto& entry : part.entries) {
       names.push_back(entry.name);
       members.push_back(entry.tensor());
     }
-    group = ParamGroup::make(std::move(names), std::move(members), mesh, options, schedule);
+    made.push_back(
+        ParamGroup::make(std::move(names), std::move(members), mesh, part.options, schedule, unit));
   }
   // Every name that led to a member now leads to its sharded form; longer names replace shorter ones.
   for (auto& entry : entries) {
@@ -152,6 +205,50 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   }
 }
 
+}  // namespace
+
+void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  TORCH_CHECK(mesh.defined(), "cleave: fully_shard needs a mesh (see init_device_mesh)");
+  shard_modules({&module}, module.name(), collect_params(module), mesh, options);
+}
+
+void fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const DeviceMesh& mesh,
+                 const FullyShardOptions& options) {
+  TORCH_CHECK(mesh.defined(), "cleave: fully_shard needs a mesh (see init_device_mesh)");
+  std::vector<torch::nn::Module*> taken;
+  std::vector<ParamEntry> entries;
+  std::string name;
+  for (const auto& module : modules) {
+    TORCH_CHECK_VALUE(module != nullptr, "cleave: fully_shard got a null module at place ", taken.size());
+    name += (taken.empty() ? "" : ", ") + module->name();
+    for (auto& entry : collect_params(*module)) {
+      entry.name = std::to_string(taken.size()) + "." + entry.name;  // until a parent is sharded
+      entries.push_back(std::move(entry));
+    }
+    taken.push_back(module.get());
+  }
+  shard_modules(taken, name, std::move(entries), mesh, options);
+}
+
+void fully_shard_by_size(torch::nn::Module& module, int64_t elements, const DeviceMesh& mesh,
+                         const FullyShardOptions& options) {
+  TORCH_CHECK_VALUE(elements > 0, "cleave: fully_shard_by_size needs elements above 0, got ", elements);
+  std::vector<std::shared_ptr<torch::nn::Module>> run;
+  int64_t have = 0;
+  for (const auto& each : module.modules(/*include_self=*/false)) {
+    const auto own = each->parameters(/*recurse=*/false);
+    if (own.empty()) continue;
+    run.push_back(each);
+    for (const auto& parameter : own) have += parameter.numel();
+    if (have < elements) continue;
+    fully_shard(run, mesh, options);
+    run.clear();
+    have = 0;
+  }
+  if (!run.empty()) fully_shard(run, mesh, options);
+  fully_shard(module, mesh, options);
+}
+
 namespace {
 
 std::vector<std::shared_ptr<ParamGroup>> groups_or_throw(const torch::nn::Module& module, const char* what) {
@@ -162,6 +259,45 @@ std::vector<std::shared_ptr<ParamGroup>> groups_or_throw(const torch::nn::Module
 }
 
 }  // namespace
+
+namespace {
+
+std::vector<ParamGroup*> own_groups(torch::nn::Module& module, const char* what) {
+  std::vector<ParamGroup*> own;
+  for (const auto& group : groups_or_throw(module, what)) {
+    const auto& modules = group->unit()->modules;
+    if (std::find(modules.begin(), modules.end(), &module) != modules.end()) own.push_back(group.get());
+  }
+  TORCH_CHECK(!own.empty(), "cleave: ", what, ": ", module.name(),
+              " was not given to fully_shard itself, or all its parameters belong to modules below it");
+  return own;
+}
+
+void set_prefetch(torch::nn::Module& module, const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
+                  bool backward, const char* what) {
+  auto* first = own_groups(module, what).front();
+  std::vector<ParamGroup*> groups;
+  for (const auto& each : modules) {
+    for (auto* group : own_groups(*each, what)) {
+      TORCH_CHECK(group->schedule() == first->schedule(), "cleave: ", what, ": ", each->name(), " and ",
+                  module.name(), " are not below one module that was given to fully_shard");
+      groups.push_back(group);
+    }
+  }
+  first->schedule()->prefetch(*first->unit(), backward, std::move(groups));
+}
+
+}  // namespace
+
+void set_modules_to_forward_prefetch(torch::nn::Module& module,
+                                     const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  set_prefetch(module, modules, false, "set_modules_to_forward_prefetch");
+}
+
+void set_modules_to_backward_prefetch(torch::nn::Module& module,
+                                      const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  set_prefetch(module, modules, true, "set_modules_to_backward_prefetch");
+}
 
 struct Unshard::State {
   std::vector<std::shared_ptr<ParamGroup>> groups;
@@ -197,6 +333,10 @@ NoSync::NoSync(torch::nn::Module& module) : state_(std::make_unique<State>()) {
 }
 
 NoSync::~NoSync() { state_->schedule->sync_gradients = state_->before; }
+
+void set_requires_gradient_sync(torch::nn::Module& module, bool sync) {
+  groups_or_throw(module, "set_requires_gradient_sync").front()->schedule()->sync_gradients = sync;
+}
 
 void reset(torch::nn::Module& module) { groups_or_throw(module, "reset").front()->schedule()->reset(); }
 

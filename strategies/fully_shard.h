@@ -5,7 +5,8 @@
 //   torch::optim::AdamW optimizer(model->parameters(), 3e-4);               // sharded DTensors
 //   loss.backward(); optimizer.step(); optimizer.zero_grad();
 //
-// Every call makes one group of the module's parameters that no earlier call took. Afterwards
+// Every call makes one group of the module's parameters that no earlier call took (one of each dtype; see
+// also persistence_threshold and policy). Afterwards
 // module.parameters() yields sharded DTensors (what the optimizer steps); the module's own members
 // (`linear->weight`) are gathered when an op touches them, in forward and in backward. Gradients
 // arrive as the mean over all ranks of the mesh in the DTensor's grad().
@@ -14,6 +15,7 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,9 +40,34 @@ struct MixedPrecision {
   bool cast_inputs = true;
 };
 
+// What becomes of the gradients of a micro-batch inside a NoSync scope.
+enum class Accumulation {
+  UNSYNCED,          // they add up on each rank, whole: no traffic before the boundary, memory of the model
+  REDUCE_SCATTERED,  // shards of their sums over the shard axis add up; replicas meet at the boundary
+  REDUCED,           // sums over all ranks add up
+};
+
+// What FullyShardOptions::policy may say of one parameter; unset: as the call has it.
+struct ParamPolicy {
+  std::optional<MixedPrecision> mixed_precision = std::nullopt;
+};
+
 struct FullyShardOptions {
   Strategy strategy = Strategy::FULL_SHARD;
   MixedPrecision mixed_precision = {};
+  // Unset: UNSYNCED for NO_SHARD and SHARD_OPTIMIZER, REDUCE_SCATTERED for the others.
+  std::optional<Accumulation> accumulation = std::nullopt;
+  // FULL_SHARD and HYBRID_SHARD: whether what the forward pass gathered may be released before the backward
+  // pass comes to it. Off: 2k units of traffic instead of 3k, and memory of all groups together.
+  bool reshard_after_forward = true;
+  // FULL_SHARD and HYBRID_SHARD: parameters of at most so many elements stay whole between uses, as
+  // SHARD_GRAD_OP has it; one gather after each step brings them all.
+  int64_t persistence_threshold = 0;
+  // Elements (with padding) of gathered groups that may be live at once, for all groups under one root; the
+  // lowest of all calls counts. A group in use is live whatever the limit. 0: two fully_shard calls' groups.
+  int64_t max_live_parameters = 0;
+  // Asked for every parameter (by its name in `module`); alike on all ranks.
+  std::function<ParamPolicy(const std::string& name, const at::Tensor& parameter)> policy = nullptr;
   // What the sum of gradients over all ranks of the mesh is divided by; unset: the number of ranks (the
   // mean). 1: the sum.
   std::optional<double> gradient_divide_factor = std::nullopt;
@@ -57,11 +84,27 @@ struct FullyShardOptions {
   bool sync_module_states = true;
 };
 
-// mesh: 1-D (the shard axis), or 2-D {replicate, shard} with HYBRID_SHARD; HYBRID_SHARD on a 1-D mesh is
-// one replica. Throws, on all ranks and before anything is changed, when the ranks' parameters differ in
-// name, shape or dtype, when a parameter is not floating, not contiguous, or of another dtype than its
-// group, and when the mesh does not fit.
+// mesh: 1-D (the shard axis), or 2-D {replicate, shard}: whatever the strategy shards is sharded over the
+// second dimension and alike along the first. FULL_SHARD and HYBRID_SHARD are the same on either;
+// SHARD_GRAD_OP on a 2-D mesh is FSDP1's _HYBRID_SHARD_ZERO2. Throws, on all ranks and before anything is
+// changed, when the ranks' parameters differ in name, shape or dtype, when a parameter is not floating or not
+// contiguous, and when the mesh does not fit.
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+// The parameters of several modules as one group: small layers that are used one after another, say.
+void fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const DeviceMesh& mesh,
+                 const FullyShardOptions& options = {});
+// The modules below `module` that have parameters of their own, one behind another, each run of them that
+// has `elements` in one group; what is left at the end is a last one. For models without a layer structure.
+void fully_shard_by_size(torch::nn::Module& module, int64_t elements, const DeviceMesh& mesh,
+                         const FullyShardOptions& options = {});
+
+// When `module` is used in forward (backward), the groups of `modules` start to be gathered, instead of the
+// next ones of the recorded order; memory for them all is allowed. An empty list: as recorded again. All must
+// have been given to fully_shard by themselves, under one root. Local; alike on all ranks.
+void set_modules_to_forward_prefetch(torch::nn::Module& module,
+                                     const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
+void set_modules_to_backward_prefetch(torch::nn::Module& module,
+                                      const std::vector<std::shared_ptr<torch::nn::Module>>& modules);
 
 // Scope: the module's groups (its own and its children's) are whole and may be read and, on every
 // rank alike, written; on leaving, what was written goes to the shards. Collective on entry.
@@ -77,11 +120,9 @@ class Unshard {
   std::unique_ptr<State> state_;
 };
 
-// Scope for all but the last micro-batch of an optimizer step. NO_SHARD and SHARD_OPTIMIZER keep their
-// whole gradients local (no traffic); SHARD_GRAD_OP and FULL_SHARD reduce-scatter every micro-batch
-// and add up the shards; HYBRID_SHARD reduce-scatters inside and leaves the all-reduce across replicas
-// to the backward outside the scope. Gradients add up as plain backward calls do: divide the loss by k
-// for a mean over micro-batches.
+// Scope for all but the last micro-batch of an optimizer step; FullyShardOptions::accumulation says what
+// becomes of the gradients in it. They add up as plain backward calls do: divide the loss by k for a mean
+// over micro-batches.
 class NoSync {
  public:
   explicit NoSync(torch::nn::Module& module);
@@ -93,6 +134,10 @@ class NoSync {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// The same without a scope: false in front of all but the last backward, true in front of that one. For all
+// groups under one root. Local; alike on all ranks.
+void set_requires_gradient_sync(torch::nn::Module& module, bool sync);
 
 // Back to the state between two steps after an exception in forward or backward: releases what is
 // gathered and drops pending gradients. Local; all ranks should call it.

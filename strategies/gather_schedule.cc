@@ -14,6 +14,7 @@ namespace cleave {
 namespace {
 
 constexpr size_t kLongestOrder = 1 << 14;  // evaluation loops never end an iteration
+constexpr size_t kLookAhead = 8;           // touches
 constexpr size_t kNever = std::numeric_limits<size_t>::max();
 
 // All schedules of the process.
@@ -55,15 +56,28 @@ void GatherSchedule::enter(ParamGroup& group) {
     if (position != live_.end()) std::rotate(position, position + 1, live_.end());
   }
   if (!group.up_to_date()) {
-    make_room(group);
+    make_room(group, false);
     group.start_gather();
   }
   group.finish_gather();
-  if (!group.prefetch() || cursor_ >= order_.size()) return;
-  ParamGroup* next = order_[cursor_];
-  if (next == &group || next->up_to_date()) return;
-  make_room(*next);
-  if (next->keeps_whole() || live_.size() < kLiveGroups) next->start_gather();
+  if (group.prefetch()) look_ahead(group);
+}
+
+void GatherSchedule::look_ahead(const ParamGroup& group) {
+  const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+  const auto& chosen = backward ? group.unit()->backward_prefetch : group.unit()->forward_prefetch;
+  for (auto* next : chosen) {
+    if (next->up_to_date()) continue;
+    make_room(*next, false);
+    next->start_gather();
+  }
+  if (!chosen.empty()) return;
+  const size_t end = std::min(order_.size(), cursor_ + kLookAhead);
+  for (size_t i = cursor_; i < end; ++i) {
+    if (order_[i]->up_to_date()) continue;
+    if (!make_room(*order_[i], true)) return;
+    order_[i]->start_gather();
+  }
 }
 
 // All of them, whatever this rank will use: so do the others.
@@ -91,24 +105,57 @@ size_t GatherSchedule::next_use(const ParamGroup* group) const {
   return kNever;
 }
 
-void GatherSchedule::make_room(const ParamGroup& entering) {
-  if (entering.keeps_whole()) return;
-  const bool counted = std::find(live_.begin(), live_.end(), &entering) != live_.end();
-  size_t needed = live_.size() + (counted ? 0 : 1);
-  while (needed > kLiveGroups) {
+bool GatherSchedule::fits(const ParamGroup& entering) const {
+  size_t units = 1;
+  int64_t elements = entering.layout().padded;
+  for (size_t i = 0; i < live_.size(); ++i) {
+    const auto* live = live_[i];
+    if (live == &entering || live->keeps_for_backward()) continue;
+    elements += live->layout().padded;
+    bool seen = live->unit() == entering.unit();
+    for (size_t k = 0; k < i; ++k)
+      seen |= live_[k]->unit() == live->unit() && !live_[k]->keeps_for_backward();
+    units += seen ? 0 : 1;
+  }
+  if (max_live_ > 0) return elements <= max_live_;
+  return units <= std::max(kLiveUnits, chosen_units_ + 1);
+}
+
+bool GatherSchedule::make_room(const ParamGroup& entering, bool ahead) {
+  if (entering.keeps_whole() || entering.keeps_for_backward()) return true;
+  while (!fits(entering)) {
     ParamGroup* victim = nullptr;
     size_t farthest = 0;
     for (auto* live : live_) {  // least recently used first, so it wins among equals
-      if (live == &entering || live == current_ || live->pinned()) continue;
+      if (live == &entering || live == current_ || live->pinned() || live->keeps_for_backward()) continue;
       const size_t distance = next_use(live);
       if (victim == nullptr || distance > farthest) {
         victim = live;
         farthest = distance;
       }
     }
-    if (victim == nullptr) return;  // everything is in use by one op or scope
+    if (victim == nullptr) return false;  // everything is in use by one op or scope
+    if (ahead && farthest <= next_use(&entering)) return false;
     victim->release();
-    --needed;
+  }
+  return true;
+}
+
+void GatherSchedule::limit_live_parameters(int64_t elements) {
+  if (elements > 0) max_live_ = max_live_ > 0 ? std::min(max_live_, elements) : elements;
+}
+
+void GatherSchedule::prefetch(ShardUnit& unit, bool backward, std::vector<ParamGroup*> groups) {
+  (backward ? unit.backward_prefetch : unit.forward_prefetch) = std::move(groups);
+  chosen_units_ = 0;
+  for (const auto* group : this->groups()) {
+    for (const auto* list : {&group->unit()->forward_prefetch, &group->unit()->backward_prefetch}) {
+      std::vector<const ShardUnit*> units;
+      for (const auto* next : *list) units.push_back(next->unit().get());
+      std::sort(units.begin(), units.end());
+      const auto count = std::unique(units.begin(), units.end()) - units.begin();
+      chosen_units_ = std::max(chosen_units_, static_cast<size_t>(count));
+    }
   }
 }
 
@@ -164,12 +211,21 @@ void GatherSchedule::reset() {
   backward_id_ = -1;
   reductions_.abandon_pass();
   end_iteration();
+  forget_order();
+}
+
+void GatherSchedule::forget_order() {
   order_.clear();
+  cursor_ = 0;
+  current_ = nullptr;
+  last_touched_ = nullptr;
 }
 
 void GatherSchedule::merge(GatherSchedule& other) {
   while (!other.live_.empty()) other.live_.back()->release();
   reductions_.merge(other.reductions_);
+  limit_live_parameters(other.max_live_);
+  chosen_units_ = std::max(chosen_units_, other.chosen_units_);
 }
 
 void GatherSchedule::add(ParamGroup* group) { reductions_.add(group); }
@@ -178,6 +234,10 @@ void GatherSchedule::remove(ParamGroup* group) {
   reductions_.remove(group);
   for (auto* list : {&live_, &order_, &recording_}) {
     list->erase(std::remove(list->begin(), list->end(), group), list->end());
+  }
+  for (auto* each : groups()) {
+    std::erase(each->unit()->forward_prefetch, group);
+    std::erase(each->unit()->backward_prefetch, group);
   }
   if (last_touched_ == static_cast<FaultHandler*>(group)) last_touched_ = nullptr;
   if (current_ == group) current_ = nullptr;

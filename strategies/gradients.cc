@@ -40,8 +40,8 @@ void ParamGroup::begin_accumulation() {
 void ParamGroup::write_gradient(Param& param, size_t index, const at::Tensor& grad) {
   TORCH_CHECK(grad.dtype() == whole_options_.dtype(), "cleave: the gradient of '", param.name, "' is ",
               grad.scalar_type(), ", the parameter ", whole_options_.dtype());
-  // Earlier micro-batches wait in the whole buffer only where the strategy keeps it.
-  const bool add = param.arrived || (keeps_gradient_ && param.accumulated && reduced_holds_terms_);
+  // Earlier micro-batches wait in the whole buffer only where nothing is reduced before the boundary.
+  const bool add = param.arrived || (reduces_at_boundary() && param.accumulated && holds_terms_);
   const int64_t offset = layout_.offsets[index];
   const int64_t numel = layout_.offsets[index + 1] - offset;
   if (!add && grad.is_cpu() && grad.is_contiguous() && numel > 0 &&
@@ -98,7 +98,7 @@ bool ParamGroup::communicates() const { return schedule_->sync_gradients || !red
 
 void ParamGroup::finish_local() {
   const auto arrived = [](const Param& param) { return param.arrived; };
-  if (std::any_of(params_.begin(), params_.end(), arrived)) reduce();
+  if (std::any_of(params_.begin(), params_.end(), arrived)) start_reduce();
 }
 
 void ParamGroup::gradient_flags(std::vector<uint8_t>& flags) const {
@@ -110,7 +110,8 @@ void ParamGroup::had_gradients(const uint8_t* flags) {
     if (!accumulating_) begin_accumulation();
     for (auto& param : params_) param.accumulated |= *flags++ != 0;
     flags -= params_.size();
-    reduce();
+    start_reduce();
+    finish_reduce();
   }
   for (auto& param : params_) {
     param.flag = kNone;
@@ -123,13 +124,14 @@ void ParamGroup::had_gradients(const uint8_t* flags) {
   }
 }
 
-void ParamGroup::reduce() {
+void ParamGroup::start_reduce() {
   NoFaultGuard below;
   c10::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT(!reducing_, "a reduction of the group has not ended");
   if (!accumulating_) begin_accumulation();
   if (!gradient_.defined()) gradient_ = schedule_->pool().acquire(layout_.padded, gradient_options_);
   // What has no gradient in this pass contributes zeros (or, kept whole, what earlier ones left).
-  const bool adds_up = keeps_gradient_ && reduced_holds_terms_;
+  const bool adds_up = reduces_at_boundary() && holds_terms_;
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
     if (!param.arrived && !adds_up) {
@@ -143,42 +145,47 @@ void ParamGroup::reduce() {
     gradient_.narrow(0, layout_.offsets.back(), layout_.padded - layout_.offsets.back()).zero_();
   }
   release();
-  if (reduces_at_boundary()) {
-    reduced_holds_terms_ = true;
-    if (!schedule_->sync_gradients) return;
-    const double scale = replica_group_ ? 1.0 : scale_;
-    if (replicated_) {
-      shard_group_->all_reduce(gradient_, ReduceOp::kSum, scale).wait();
-    } else {
-      shard_group_->reduce_scatter(own_range(gradient_), gradient_, ReduceOp::kSum, scale).wait();
-    }
-    if (casts_gradients_) reduced_.copy_(own_range(gradient_));
-  } else {
-    reduce_shards();
-    if (replica_group_ && !schedule_->sync_gradients) return;
+  publishes_ = schedule_->sync_gradients;
+  if (reduces_at_boundary() && !publishes_) {
+    holds_terms_ = true;
+    return;
   }
-  if (replica_group_) replica_group_->all_reduce(reduced_, ReduceOp::kSum, scale_).wait();
-  // Without replicas each micro-batch's shard is complete, and the sum so far may be seen.
-  if (!replica_group_ && !reduces_at_boundary() && !schedule_->sync_gradients) return;
+  const at::Tensor whole = gradient_.narrow(0, 0, layout_.padded);
+  const double scale = replica_group_ ? 1.0 : scale_;
+  const bool adds_to_earlier = holds_terms_ && !reduces_at_boundary();
+  const bool elsewhere = casts_gradients_ || adds_to_earlier || (replicated_ && !keeps_gradient_);
+  sum_ = elsewhere ? own_range(whole) : reduced_;
+  reduction_ = replicated_ ? shard_group_->all_reduce(whole, ReduceOp::kSum, scale)
+                           : shard_group_->reduce_scatter(sum_, whole, ReduceOp::kSum, scale);
+  reducing_ = true;
+}
+
+void ParamGroup::finish_reduce() {
+  if (!reducing_) return;
+  NoFaultGuard below;
+  c10::NoGradGuard no_grad;
+  reducing_ = false;
+  reduction_.wait();
+  const bool replicas_now = replica_group_ && (publishes_ || accumulation_ == Accumulation::REDUCED);
+  const bool adds_to_earlier = holds_terms_ && !reduces_at_boundary();
+  // The sum over replicas of each micro-batch, or of all of them together.
+  const bool each = accumulation_ == Accumulation::REDUCED;
+  if (replicas_now && each) replica_group_->all_reduce(sum_, ReduceOp::kSum, scale_).wait();
+  if (adds_to_earlier) {
+    reduced_.add_(sum_);
+  } else if (casts_gradients_ || (replicated_ && !keeps_gradient_)) {
+    reduced_.copy_(sum_);
+  }
+  sum_.reset();
+  holds_terms_ = true;
+  return_gradient();
+  if (!publishes_) return;
+  if (replicas_now && !each) replica_group_->all_reduce(reduced_, ReduceOp::kSum, scale_).wait();
   publish();
 }
 
-// SHARD_GRAD_OP, FULL_SHARD, HYBRID_SHARD: the whole gradients go back to the pool at once.
-void ParamGroup::reduce_shards() {
-  const double scale = replica_group_ ? 1.0 : scale_;
-  at::Tensor whole = gradient_.narrow(0, 0, layout_.padded);
-  if (reduced_holds_terms_ || casts_gradients_) {
-    at::Tensor chunk = own_range(whole);
-    shard_group_->reduce_scatter(chunk, whole, ReduceOp::kSum, scale).wait();
-    if (reduced_holds_terms_) {
-      reduced_.add_(chunk);
-    } else {
-      reduced_.copy_(chunk);
-    }
-  } else {
-    shard_group_->reduce_scatter(reduced_, whole, ReduceOp::kSum, scale).wait();
-  }
-  reduced_holds_terms_ = true;
+void ParamGroup::return_gradient() {
+  if (keeps_gradient_ || !gradient_.defined()) return;
   schedule_->pool().release(std::move(gradient_));
   gradient_.reset();
 }
@@ -193,7 +200,7 @@ void ParamGroup::publish() {
     param.accumulated = false;
   }
   accumulating_ = false;
-  reduced_holds_terms_ = false;
+  holds_terms_ = false;
 }
 
 void ParamGroup::drop_unfinished() {
@@ -205,17 +212,18 @@ void ParamGroup::drop_unfinished() {
     }
   }
   arrived_ = 0;
-  if (!keeps_gradient_ && gradient_.defined()) {
-    schedule_->pool().release(std::move(gradient_));
-    gradient_.reset();
-  }
+  if (reducing_) reduction_.wait();
+  reducing_ = false;
+  sum_.reset();
+  if (!reduces_at_boundary() || !holds_terms_) return_gradient();
 }
 
 void ParamGroup::drop_accumulated() {
   for (auto& param : params_) param.accumulated = false;
   accumulating_ = false;
-  reduced_holds_terms_ = false;
+  holds_terms_ = false;
   carry_.reset();
+  return_gradient();
 }
 
 }  // namespace cleave

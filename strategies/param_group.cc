@@ -3,30 +3,34 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/dtensor.h"
+#include "core/dtensor_impl.h"
+#include "strategies/flat_move.h"
 #include "strategies/group_of_param.h"
 
 namespace cleave {
 
 std::shared_ptr<ParamGroup> ParamGroup::make(std::vector<std::string> names, std::vector<at::Tensor> members,
                                              const DeviceMesh& mesh, const FullyShardOptions& options,
-                                             std::shared_ptr<GatherSchedule> schedule) {
-  std::shared_ptr<ParamGroup> group(new ParamGroup(mesh, options, std::move(schedule)));
+                                             std::shared_ptr<GatherSchedule> schedule,
+                                             std::shared_ptr<ShardUnit> unit) {
+  std::shared_ptr<ParamGroup> group(new ParamGroup(std::move(schedule), std::move(unit)));
+  group->shard_options_ = members[0].options().requires_grad(false);
+  for (const auto& member : members) {
+    auto& param = group->params_.emplace_back();
+    param.sizes = member.sizes().vec();
+    param.member = member.unsafeGetTensorImpl();
+  }
+  group->configure(mesh, options);
   group->build(std::move(names), std::move(members));
   return group;
 }
 
-ParamGroup::ParamGroup(const DeviceMesh& mesh, const FullyShardOptions& options,
-                       std::shared_ptr<GatherSchedule> schedule)
-    : mesh_(mesh), options_(options), schedule_(std::move(schedule)) {
-  shard_group_ = mesh.group_ptr(mesh.ndim() - 1);
-  if (mesh.ndim() == 2 && mesh.size(0) > 1) replica_group_ = mesh.group_ptr(0);
-  const bool alone = shard_group_->size() == 1;  // the shard is the whole
-  keeps_whole_ = alone || zero_stage(options.strategy) < 3;
-  replicated_ = options.strategy == Strategy::NO_SHARD;
-  scale_ = 1.0 / options.gradient_divide_factor.value_or(static_cast<double>(mesh.size()));
+ParamGroup::ParamGroup(std::shared_ptr<GatherSchedule> schedule, std::shared_ptr<ShardUnit> unit)
+    : schedule_(std::move(schedule)), unit_(std::move(unit)) {
   last_touched_ = schedule_->last_touched();
   schedule_->add(this);
 }
@@ -36,67 +40,61 @@ ParamGroup::~ParamGroup() {
   schedule_->remove(this);
 }
 
-void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> members) {
-  c10::NoGradGuard no_grad;
-  std::vector<int64_t> numels;
-  for (const auto& member : members) numels.push_back(member.numel());
-  const int64_t ranks = shard_group_->size();
-  const int64_t rank = shard_group_->rank();
-  layout_ = FlatLayout(numels, ranks, kShardAlign);
-  shard_options_ = members[0].options().requires_grad(false);
+void ParamGroup::configure(const DeviceMesh& mesh, const FullyShardOptions& options) {
+  mesh_ = mesh;
+  options_ = options;
+  shard_group_ = mesh.group_ptr(mesh.ndim() - 1);
+  replica_group_ = mesh.ndim() == 2 && mesh.size(0) > 1 ? mesh.group_ptr(0) : nullptr;
+  const int stage = zero_stage(options.strategy);
+  keeps_whole_ = shard_group_->size() == 1 || stage < 3;  // the shard of one rank is the whole
+  keeps_for_backward_ = !keeps_whole_ && !options.reshard_after_forward;
+  replicated_ = options.strategy == Strategy::NO_SHARD;
+  scale_ = 1.0 / options.gradient_divide_factor.value_or(static_cast<double>(mesh.size()));
+
   const auto dtype = shard_options_.dtype().toScalarType();
-  const auto& precision = options_.mixed_precision;
+  const auto& precision = options.mixed_precision;
   whole_options_ = shard_options_.dtype(precision.param_dtype.value_or(dtype));
   gradient_options_ = shard_options_.dtype(precision.reduce_dtype.value_or(dtype));
   mixed_ = whole_options_.dtype() != shard_options_.dtype();
   casts_gradients_ = gradient_options_.dtype() != shard_options_.dtype();
-  // A group of one keeps them, too, unless micro-batches would then add up in another dtype than with more
-  // ranks.
-  keeps_gradient_ = zero_stage(options_.strategy) < 2 || (ranks == 1 && !casts_gradients_);
+  // Alone, micro-batches add up in the same dtype either way.
+  const bool alone = shard_group_->size() == 1 && !casts_gradients_;
+  accumulation_ =
+      options.accumulation.value_or(stage < 2 ? Accumulation::UNSYNCED : Accumulation::REDUCE_SCATTERED);
+  if (alone && (accumulation_ != Accumulation::REDUCED || !replica_group_)) {
+    accumulation_ = Accumulation::UNSYNCED;
+  }
+  keeps_gradient_ = reduces_at_boundary() && (stage < 2 || alone);
+  compute_dtype_ =
+      mixed_ && precision.cast_inputs ? whole_options_.dtype().toScalarType() : c10::ScalarType::Undefined;
 
+  std::vector<int64_t> numels;
+  for (const auto& param : params_) numels.push_back(c10::multiply_integers(param.sizes));
+  layout_ = FlatLayout(numels, shard_group_->size(), kShardAlign);
+}
+
+void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> members) {
+  c10::NoGradGuard no_grad;
   at::Tensor whole = at::zeros({layout_.padded}, shard_options_);
   for (size_t i = 0; i < members.size(); ++i) {
-    whole.narrow(0, layout_.offsets[i], numels[i]).copy_(members[i].detach().reshape(-1));
+    whole.narrow(0, layout_.offsets[i], members[i].numel()).copy_(members[i].detach().reshape(-1));
   }
-  if (options_.sync_module_states) {
-    shard_group_->broadcast(whole, 0).wait();
-    if (replica_group_) replica_group_->broadcast(whole, 0).wait();
-  }
+  if (options_.sync_module_states) mesh_.broadcast(whole);
   if (keeps_whole_) {
     whole_ = whole.to(whole_options_);
-    // Of the same memory, but with a version of its own: a gather into `whole` may grow that one's.
-    shard_ = mixed_ ? own_range(whole).clone() : own_range(whole).variable_data();
+    shard_ = mixed_ ? own_range(whole).clone() : shard_in_whole();
   } else {
     shard_ = own_range(whole).clone();
   }
-  if (keeps_gradient_) gradient_ = at::zeros({layout_.padded}, gradient_options_);
-  reduced_ = keeps_gradient_ && !casts_gradients_
-                 ? own_range(gradient_)
-                 : at::zeros({replicated_ ? layout_.padded : layout_.shard}, shard_options_);
   version_ = shard_.unsafeGetTensorImpl()->version_counter();
-  if (mixed_ && precision.cast_inputs) compute_dtype_ = whole_options_.dtype().toScalarType();
-
+  allocate_gradients();
   for (size_t i = 0; i < members.size(); ++i) {
-    auto& param = params_.emplace_back();
-    param.sizes = members[i].sizes().vec();
-    param.member = members[i].unsafeGetTensorImpl();
-    Placements placements(static_cast<size_t>(mesh_.ndim()), Replicate());
-    at::Tensor local, local_grad;
-    if (replicated_) {
-      local = shard_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
-      local_grad = reduced_.narrow(0, layout_.offsets[i], numels[i]).view(param.sizes);
-    } else {
-      placements.back() = RaggedShard(layout_.bounds(i));
-      const int64_t begin = layout_.shard_begin(i, rank);
-      const int64_t size = layout_.shard_end(i, rank) - begin;
-      local = shard_.narrow(0, begin, size);
-      local_grad = reduced_.narrow(0, begin, size);
-    }
-    auto spec = std::make_shared<const DTensorSpec>(mesh_, placements, param.sizes, dtype);
-    param.sharded = make_dtensor(local, spec);
-    param.sharded.unsafeGetTensorImpl()->set_version_counter(version_);
+    auto& param = params_[i];
+    const auto spec = spec_of_param(i);
+    param.sharded = make_dtensor(part_of(shard_, i), spec);
     param.sharded.set_requires_grad(members[i].requires_grad());
-    param.sharded_grad = make_dtensor(local_grad, spec);
+    param.sharded.unsafeGetTensorImpl()->set_version_counter(version_);
+    param.sharded_grad = make_dtensor(part_of(reduced_, i), spec);
     attach_group(param.sharded, shared_from_this());
     param.fault.attach(members[i], this, static_cast<int>(i), shared_from_this(), param.sharded,
                        whole_options_.dtype());
@@ -108,6 +106,116 @@ void ParamGroup::build(std::vector<std::string> names, std::vector<at::Tensor> m
     state_ = State::kPresent;
     present_ = true;
     seen_version_ = version_.current_version();
+  }
+}
+
+// Of the same memory, but with a version of its own: a gather into `whole` may grow that one's.
+at::Tensor ParamGroup::shard_in_whole() const { return own_range(whole_).variable_data(); }
+
+void ParamGroup::allocate_gradients() {
+  gradient_ = keeps_gradient_ ? at::zeros({layout_.padded}, gradient_options_) : at::Tensor();
+  reduced_ = keeps_gradient_ && !casts_gradients_
+                 ? own_range(gradient_)
+                 : at::zeros({replicated_ ? layout_.padded : layout_.shard}, shard_options_);
+}
+
+at::Tensor ParamGroup::part_of(const at::Tensor& flat, size_t index) const {
+  if (replicated_) {
+    return flat.narrow(0, layout_.offsets[index], layout_.offsets[index + 1] - layout_.offsets[index])
+        .view(params_[index].sizes);
+  }
+  const int64_t begin = layout_.shard_begin(index, shard_rank());
+  return flat.narrow(0, begin, layout_.shard_end(index, shard_rank()) - begin);
+}
+
+SpecPtr ParamGroup::spec_of_param(size_t index) const {
+  Placements placements(static_cast<size_t>(mesh_.ndim()), Replicate());
+  if (!replicated_) placements.back() = RaggedShard(layout_.bounds(index));
+  return std::make_shared<const DTensorSpec>(mesh_, placements, params_[index].sizes,
+                                             shard_options_.dtype().toScalarType());
+}
+
+std::string ParamGroup::busy() const {
+  if (pins_ > 0) return "an Unshard scope or an op uses '" + params_[0].name + "'";
+  if (accumulating_ || arrived_ > 0 || reducing_) {
+    return "micro-batches of '" + params_[0].name + "' wait for a backward that synchronises (or reset())";
+  }
+  for (const auto& param : params_) {
+    const auto& grad = param.sharded.grad();
+    if (grad.defined() && !grad.is_same(param.sharded_grad)) {
+      return "the gradient of '" + param.name + "' was replaced by another tensor; call zero_grad() first";
+    }
+  }
+  return "";
+}
+
+// By world rank `rank`, of the elements without padding.
+FlatRange ParamGroup::range_of(int rank) const {
+  const int64_t total = layout_.offsets.back();
+  if (replicated_) return {0, total};
+  const auto& ranks = mesh_.ranks();
+  const auto at = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  const int64_t begin = at % shard_group_->size() * layout_.shard;
+  return {std::min(begin, total), std::min(begin + layout_.shard, total)};
+}
+
+FlatMove ParamGroup::rebuild(const DeviceMesh& mesh, const FullyShardOptions& options,
+                             const ProcessGroupPtr& all) {
+  NoFaultGuard below;
+  c10::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT(busy().empty(), busy());
+  if (state_ == State::kGathering) finish_gather();
+  release();
+  const auto ranges = [&] {
+    std::vector<FlatRange> each;
+    for (const int rank : all->global_ranks()) each.push_back(range_of(rank));
+    return each;
+  };
+  const auto have = ranges();
+  const bool fresh = keeps_whole_ && up_to_date();
+  const bool from_whole = fresh && !mixed_;
+  const at::Tensor whole = whole_, shard = shard_, reduced = reduced_;
+  configure(mesh, options);
+  const FlatMove move(all, have, ranges());
+
+  const FlatRange everything{0, layout_.offsets.back()};
+  whole_ = keeps_whole_ ? at::zeros({layout_.padded}, whole_options_) : at::Tensor();
+  shard_ = keeps_whole_ && !mixed_
+               ? shard_in_whole()
+               : at::zeros({replicated_ ? layout_.padded : layout_.shard}, shard_options_);
+  if (from_whole) {
+    FlatMove(all, std::vector<FlatRange>(have.size(), everything), ranges())(whole, shard_);
+  } else {
+    move(shard, shard_);
+  }
+  if (keeps_whole_ && fresh) {
+    whole_.narrow(0, 0, everything.size()).copy_(whole.narrow(0, 0, everything.size()));
+  }
+  shard_.unsafeGetTensorImpl()->set_version_counter(version_);
+  version_.bump();
+  seen_version_ = version_.current_version() - (keeps_whole_ && fresh ? 0 : 1);
+
+  allocate_gradients();
+  const auto graded = [](const Param& param) { return param.sharded.grad().defined(); };
+  if (std::any_of(params_.begin(), params_.end(), graded)) move(reduced, reduced_);
+  point_sharded();
+  if (keeps_whole_) {
+    point_members();
+  } else {
+    for (auto& param : params_) param.fault.clear_memory();
+  }
+  state_ = keeps_whole_ ? State::kPresent : State::kReleased;
+  present_ = keeps_whole_;
+  ++generation_;
+  schedule_->forget_order();
+  return move;
+}
+
+void ParamGroup::point_sharded() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto spec = spec_of_param(i);
+    become(params_[i].sharded, make_dtensor(part_of(shard_, i), spec));
+    become(params_[i].sharded_grad, make_dtensor(part_of(reduced_, i), spec));
   }
 }
 

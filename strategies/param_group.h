@@ -8,10 +8,10 @@
 //                                                        same dtype; all of it with NO_SHARD)
 //   sharded    the DTensor of parameters(), a view of the shard: what the optimizer steps
 //   gradient   flat buffer of all members' gradients     P, kept by NO_SHARD and SHARD_OPTIMIZER; from
-//                                                        the pool, first to last gradient, otherwise
+//                                                        the pool, first gradient to the end of its
+//                                                        reduction, otherwise
 //   reduced    this rank's range of the mean gradient    P/N (inside `gradient` where that is kept and has
-//   the
-//                                                        same dtype)
+//                                                        the same dtype)
 // Members and `whole` have the compute dtype, `gradient` the reduce dtype, the rest the own dtype.
 //
 // Parameter states and their legal edges (others are internal errors):
@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "core/device_mesh.h"
+#include "core/dtensor_spec.h"
 #include "core/param_fault.h"
 #include "strategies/flat_layout.h"
 #include "strategies/fully_shard.h"
@@ -36,8 +37,21 @@
 namespace torch::autograd {
 struct Node;
 }
+namespace torch::nn {
+class Module;
+}
 
 namespace cleave {
+
+class FlatMove;
+struct FlatRange;
+
+// One fully_shard call, which makes a group for each kind of parameter in its modules.
+struct ShardUnit {
+  std::vector<const torch::nn::Module*> modules;  // to know them by, not to be used
+  // To be gathered as soon as a group of this unit is used; empty: as the recorded order has it.
+  std::vector<ParamGroup*> forward_prefetch, backward_prefetch;
+};
 
 class ParamGroup final : public FaultHandler, public std::enable_shared_from_this<ParamGroup> {
  public:
@@ -58,8 +72,16 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   // Takes over `members` (contiguous, same dtype and device). Collective over the mesh.
   static std::shared_ptr<ParamGroup> make(std::vector<std::string> names, std::vector<at::Tensor> members,
                                           const DeviceMesh& mesh, const FullyShardOptions& options,
-                                          std::shared_ptr<GatherSchedule> schedule);
+                                          std::shared_ptr<GatherSchedule> schedule,
+                                          std::shared_ptr<ShardUnit> unit);
   ~ParamGroup() override;
+
+  // Goes over to another mesh or strategy, between two steps. Collective over `all`, the ranks of both
+  // meshes. The result moves what else is laid out as the shard is (an optimizer's state).
+  FlatMove rebuild(const DeviceMesh& mesh, const FullyShardOptions& options, const ProcessGroupPtr& all);
+  // Why it can't now; empty if it can.
+  std::string busy() const;
+  int64_t generation() const { return generation_; }  // how often it was rebuilt
 
   // FaultHandler
   void touch(int index) override;
@@ -71,6 +93,7 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   // Parameters
   bool up_to_date() const;  // present or being gathered, and not stale
   bool keeps_whole() const { return keeps_whole_; }
+  bool keeps_for_backward() const { return keeps_for_backward_; }
   bool pinned() const { return pins_ > 0; }
   bool prefetch() const { return options_.prefetch; }
   void start_gather();  // collective over the shard group
@@ -92,10 +115,12 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   int trainable() const;
   // Whether reduced gradients of earlier passes wait to be published, as on all ranks.
   bool unpublished() const { return !reduces_at_boundary() && accumulating_; }
-  // Whether reduce() is collective in this pass; otherwise gradients wait for a later one.
+  // Whether start_reduce() is collective in this pass; otherwise gradients wait for a later one.
   bool communicates() const;
-  void reduce();        // what arrived, and zeros for what did not
-  void finish_local();  // a pass that doesn't communicate has ended
+  void start_reduce();  // what arrived, and zeros for what did not
+  bool reducing() const { return reducing_; }
+  void finish_reduce();  // does nothing when there is nothing to finish
+  void finish_local();   // a pass that doesn't communicate has ended
   bool agrees_on_gradients() const { return options_.agree_on_gradients; }
   void gradient_flags(std::vector<uint8_t>& flags) const;  // appends one for each parameter
   // The parameters that had a gradient on any rank. The group is reduced now where one is not yet.
@@ -114,17 +139,28 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   const at::Tensor& reduced() const { return reduced_; }
   int64_t shard_rank() const { return shard_group_->rank(); }
   const std::shared_ptr<GatherSchedule>& schedule() const { return schedule_; }
+  const std::shared_ptr<ShardUnit>& unit() const { return unit_; }
   void set_schedule(std::shared_ptr<GatherSchedule> schedule);
   const DeviceMesh& mesh() const { return mesh_; }
   Strategy strategy() const { return options_.strategy; }
+  const FullyShardOptions& options() const { return options_; }
   uint64_t identity() const { return identity_; }  // the same on all ranks
 
  private:
   enum class State { kReleased, kGathering, kPresent };
-  ParamGroup(const DeviceMesh& mesh, const FullyShardOptions& options, std::shared_ptr<GatherSchedule>);
+  ParamGroup(std::shared_ptr<GatherSchedule>, std::shared_ptr<ShardUnit>);
   void build(std::vector<std::string> names, std::vector<at::Tensor> members);
+  // What follows from mesh and options: layout and flags.
+  void configure(const DeviceMesh& mesh, const FullyShardOptions& options);
+  at::Tensor shard_in_whole() const;
+  void allocate_gradients();
+  // The sharded tensors are views of `shard` and `reduced` from now on.
+  void point_sharded();
+  at::Tensor part_of(const at::Tensor& flat, size_t index) const;  // this rank's part of a parameter
+  SpecPtr spec_of_param(size_t index) const;
+  FlatRange range_of(int rank) const;
   void point_members();
-  bool reduces_at_boundary() const { return keeps_gradient_; }
+  bool reduces_at_boundary() const { return accumulation_ == Accumulation::UNSYNCED; }
   static int64_t bytes_of(const at::TensorOptions& options) {
     return static_cast<int64_t>(options.dtype().itemsize());
   }
@@ -133,16 +169,20 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   void take_master();  // the shard's values into the whole, in its dtype
   void write_gradient(Param& param, size_t index, const at::Tensor& grad);
   void begin_accumulation();
-  void reduce_shards();
+  void return_gradient();  // to the pool, where it is from there
   void publish();
 
   DeviceMesh mesh_;
   FullyShardOptions options_;
   std::shared_ptr<GatherSchedule> schedule_;
+  std::shared_ptr<ShardUnit> unit_;
   ProcessGroupPtr shard_group_, replica_group_;  // the latter null without replicas
   bool keeps_whole_ = false;
   bool keeps_gradient_ = false;
+  bool keeps_for_backward_ = false;  // what the forward pass gathered
+  Accumulation accumulation_ = Accumulation::UNSYNCED;
   uint64_t identity_ = 0;
+  int64_t generation_ = 0;
   bool replicated_ = false;       // NO_SHARD: every rank steps everything
   double scale_ = 1.0;            // 1 / the divide factor: 1 / ranks of the mesh unless the user gave one
   bool mixed_ = false;            // the whole has another dtype than the shard
@@ -157,11 +197,15 @@ class ParamGroup final : public FaultHandler, public std::enable_shared_from_thi
   Work gather_;
   int pins_ = 0;
   int writers_ = 0;
-  mutable bool written_ = false;      // by an op, since the first of them
-  int arrived_ = 0, expected_ = 0;    // gradients in this pass, of the graph that it runs over
-  int segments_ = 0;                  // whose run again is to come
-  bool accumulating_ = false;         // `gradient` or `reduced` holds earlier micro-batches
-  bool reduced_holds_terms_ = false;  // of earlier micro-batches, not yet summed over replicas
+  mutable bool written_ = false;    // by an op, since the first of them
+  int arrived_ = 0, expected_ = 0;  // gradients in this pass, of the graph that it runs over
+  int segments_ = 0;                // whose run again is to come
+  bool accumulating_ = false;       // since the last publication, a gradient came
+  bool holds_terms_ = false;        // of earlier micro-batches: `gradient`, if UNSYNCED, or `reduced`
+  bool reducing_ = false;
+  bool publishes_ = false;  // the reduction that runs is the last one before the optimizer's step
+  Work reduction_;
+  at::Tensor sum_;  // what it writes
 };
 
 }  // namespace cleave

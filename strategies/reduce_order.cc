@@ -34,6 +34,7 @@ void ReduceOrder::add(ParamGroup* group) {
 void ReduceOrder::remove(ParamGroup* group) {
   for (auto* list : {&groups_, &order_, &completed_}) erase(*list, group);
   next_ = std::min(next_, order_.size());
+  if (running_ == group) running_ = nullptr;
 }
 
 // Backward reaches later children first, and a parent's own parameters (an embedding, say) last.
@@ -66,12 +67,23 @@ void ReduceOrder::begin_pass() {
 
 void ReduceOrder::completed(ParamGroup& group) {
   completed_.push_back(&group);
-  if (!group.communicates()) return group.reduce();
+  if (!group.communicates()) return group.start_reduce();
   advance();
 }
 
 void ReduceOrder::advance() {
-  while (next_ < order_.size() && order_[next_]->complete()) order_[next_++]->reduce();
+  while (next_ < order_.size() && order_[next_]->complete()) reduce(*order_[next_++]);
+}
+
+void ReduceOrder::reduce(ParamGroup& group) {
+  finish_reduction();
+  group.start_reduce();
+  running_ = &group;
+}
+
+void ReduceOrder::finish_reduction() {
+  if (running_ != nullptr) running_->finish_reduce();
+  running_ = nullptr;
 }
 
 void ReduceOrder::end_pass() {
@@ -81,7 +93,8 @@ void ReduceOrder::end_pass() {
     if (!group->communicates()) group->finish_local();
   }
   if (communicates) {
-    while (next_ < order_.size()) order_[next_++]->reduce();
+    while (next_ < order_.size()) reduce(*order_[next_++]);
+    finish_reduction();
     agree();
     abandon_pass();
   }
@@ -91,6 +104,7 @@ void ReduceOrder::end_pass() {
 void ReduceOrder::abandon_pass() {
   for (auto& each : gathers_) each.hash = kNothing;
   for (auto* group : groups_) group->forget_segments();
+  running_ = nullptr;
   completed_.clear();
   next_ = 0;
 }

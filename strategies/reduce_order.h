@@ -2,11 +2,11 @@
 // parameters get no gradient on some ranks; and whether ranks gathered alike. Shared by all groups under one
 // root module.
 //
-// A backward pass reduces the groups of the agreed order, each as soon as those before it are reduced and it
-// has all gradients that this rank's graph leads to; what is missing counts as zero. At the end of the pass
-// one small all-reduce tells which parameters had a gradient on any rank: they get theirs on all ranks. It
-// also decides the order of the next pass: the groups that were used, as they came to an end, if that was
-// alike on all ranks.
+// A backward pass reduces the groups of the agreed order, each as soon as those before it are on their way
+// and it has all gradients that this rank's graph leads to; what is missing counts as zero. One reduction
+// runs behind the computation; the next one waits for its end. At the end of the pass one small all-reduce
+// tells which parameters had a gradient on any rank: they get theirs on all ranks. It also decides the order
+// of the next pass: the groups that were used, as they came to an end, if that was alike on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +41,8 @@ class ReduceOrder {
 
  private:
   void advance();
+  void reduce(ParamGroup& group);
+  void finish_reduction();
   void agree();
   bool agreed_on(const std::vector<ParamGroup*>& groups, std::vector<uint8_t>& flags);
 
@@ -54,6 +56,7 @@ class ReduceOrder {
   std::vector<Gathers> gathers_;
   bool settled_ = false;  // order_ is what ranks agreed on, not what fully_shard suggests
   size_t next_ = 0;       // in order_, to be reduced
+  ParamGroup* running_ = nullptr;
 };
 
 }  // namespace cleave

@@ -189,11 +189,11 @@ TEST_P(Cases, C45_ElementWiseUseOfAReleasedParameter) {
   }
 }
 
-TEST(Cases, MeshAndDtypeErrorsComeBeforeAnyChange) {
+TEST(Cases, MeshAndLayoutErrorsComeBeforeAnyChange) {
   Linears model;
-  const auto mesh = init_device_mesh(world(), {1, world().size()}, {"replicate", "shard"});
+  const auto mesh = init_device_mesh(world(), {1, 1, world().size()}, {"pipe", "replicate", "shard"});
   EXPECT_ANY_THROW(fully_shard(model, mesh, {.strategy = Strategy::FULL_SHARD}));
-  model.b->weight.set_data(model.b->weight.to(at::kDouble));
+  model.b->weight.set_data(at::zeros({6, 4}).t());
   try {
     fully_shard(model, line());
     FAIL();
